@@ -1,0 +1,39 @@
+"""Layout of the paged KV cache.
+
+One layer's cache is a pair (keys, values), each [NB, BS, K, D]: NB blocks of BS tokens, K KV heads, head size D.
+Token-major blocks make a write one contiguous row and a block one contiguous piece of memory.
+Slot s is row s of the cache viewed as [NB * BS, K, D]; block 0 is vLLM's null block: padding writes there and nothing
+real ever reads it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+LayerCache = tuple[torch.Tensor, torch.Tensor]
+KVCache = Sequence[LayerCache]
+"""One (keys, values) pair per layer, in layer order."""
+
+NULL_BLOCK = 0
+
+
+@dataclass(frozen=True)
+class KVLayerSpec:
+    """What one attention layer stores per token.
+
+    Attributes:
+        num_kv_heads: K, KV heads of this layer.
+        head_dim: D, size of one head.
+        window: sliding-window length in tokens, or None for full attention.
+        group: index of the KV group whose block table and slot mapping the layer reads.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    group: int = 0
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that keys and values of one token take in this layer."""
+        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize

@@ -1,0 +1,79 @@
+"""What a model is: a weight table, constants, and two pure functions.
+
+Shape letters: T tokens of a step, B requests, R rows whose logits are wanted, H hidden, V vocabulary, L layers,
+G KV groups, S context tokens that a block table spans, BS block size.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec
+from vllm_neuron.weights.table import Weights, WeightTable
+
+
+class StepInputs(NamedTuple):
+    """Everything that varies from step to step. All int32; a graph is specialised to the shapes only.
+
+    A step holds B requests with T / B rows each: a prefill step has B = 1, a decode step one row per request.
+
+    Attributes:
+        token_ids: [T]; padding is 0.
+        positions: [T], position of each row in its request. A row sees the cache at positions 0 .. its own, so this
+            is the attention mask too. Padding rows repeat the last real position (prefill) or 0 (decode).
+        block_tables: G tensors [B, S / BS]: physical block of each logical block; absent blocks are the null block.
+        slot_mappings: G tensors [T]: the slot each row's keys and values are written to. Padding rows write to slots
+            of the null block, never to a live one.
+        logits_rows: [R]: the rows of T whose logits the step returns (R = B). Padding repeats the last row.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    block_tables: tuple[torch.Tensor, ...]
+    slot_mappings: tuple[torch.Tensor, ...]
+    logits_rows: torch.Tensor
+
+
+class StepOutputs(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        logits: [R, V] float32, for the rows asked for.
+        hidden: [T, H] in the model's dtype, after the final norm (prompt logprobs and pooling are made from it).
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """One architecture at one configuration.
+
+    Attributes:
+        architecture: Hugging Face's name of it, e.g. "LlamaForCausalLM".
+        vocab_size: V.
+        hidden_size: H.
+        weight_table: each weight once.
+        constants: tensors computed from the configuration (rope frequencies); they join the weights, so that no
+            graph holds a literal.
+        kv_layers: one entry per attention layer.
+        forward: (weights, kv_cache, inputs) -> (hidden [T, H] after the final norm, new kv_cache).
+        logits: (weights, hidden [R, H]) -> [R, V] float32.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    weight_table: WeightTable
+    constants: Mapping[str, torch.Tensor]
+    kv_layers: tuple[KVLayerSpec, ...]
+    forward: Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, KVCache]]
+    logits: Callable[[Weights, torch.Tensor], torch.Tensor]
+
+    def step(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[StepOutputs, KVCache]:
+        """The function every prefill and decode graph is made of."""
+        hidden, kv_cache = self.forward(weights, kv_cache, inputs)
+        return StepOutputs(self.logits(weights, hidden[inputs.logits_rows]), hidden), kv_cache

@@ -1,0 +1,44 @@
+"""The weight table: each weight of a model declared once.
+
+Loading, sharding, byte counts and dummy weights all derive from a mapping ``name -> WeightSpec``.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+Weights = Mapping[str, torch.Tensor]
+"""What a model function gets: every name of its table (and of its constants) to a tensor."""
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One weight as the model uses it.
+
+    Several checkpoint tensors may fuse into one weight: they are concatenated along dimension 0 in the order given.
+
+    Attributes:
+        shape: shape of the fused weight. Matrices are [out_features, in_features], as checkpoints store them.
+        axes: one logical axis name per dimension ("vocab", "hidden", "heads", "kv_heads", "qkv", "mlp", ...), from
+            which sharding is derived.
+        sources: checkpoint names, concatenated along dimension 0.
+        dtype: None means the dtype the model is served in.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    sources: tuple[str, ...]
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.axes):
+            raise ValueError(f"{self.sources}: {len(self.shape)} dimensions but {len(self.axes)} axes")
+
+    def num_bytes(self, model_dtype: torch.dtype) -> int:
+        """Bytes this weight takes when the model is served in ``model_dtype``."""
+        return math.prod(self.shape) * (self.dtype or model_dtype).itemsize
+
+
+WeightTable = Mapping[str, WeightSpec]
