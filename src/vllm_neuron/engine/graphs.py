@@ -1,9 +1,17 @@
-"""The one list of all graphs of a configuration."""
+"""The one list of all graphs of a configuration, and the choice of the graph for a step."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vllm_neuron.config.resolved import ResolvedConfig
+from vllm_neuron.kv_cache.layout import round_up_to_blocks
+
 GraphKind = Literal["prefill", "decode", "prompt_logits"]
+
+
+class NoBucketError(ValueError):
+    """No graph is large enough for a step. Schedulers keep steps within the buckets, so this guards against a bug."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +41,61 @@ class GraphSpec:
                 return f"decode_b{self.requests}_ctx{self.context}"
             case "prompt_logits":
                 return f"prompt_logits_t{self.tokens}"
+
+
+def list_graphs(config: ResolvedConfig) -> tuple[GraphSpec, ...]:
+    """Every graph that serving this configuration can need, each once, largest (rows x context) first.
+
+    Largest first, because whatever does not fit into memory should fail in the first seconds of a warm-up.
+    """
+    longest = round_up_to_blocks(config.max_model_len, config.block_size)
+    contexts = {round_up_to_blocks(c, config.block_size) for c in config.decode_context_length_buckets} | {longest}
+    graphs = {GraphSpec("prefill", tokens, 1, longest) for tokens in config.num_batched_tokens_buckets}
+    graphs |= {GraphSpec("decode", b, b, context) for b in config.num_seqs_buckets for context in contexts}
+    graphs.add(GraphSpec("prompt_logits", min(config.num_batched_tokens_buckets), 1, 0))
+    return tuple(sorted(graphs, key=lambda g: (-g.tokens * g.context, -g.tokens, g.kind)))
+
+
+def prefill_graph(graphs: Iterable[GraphSpec], tokens: int) -> GraphSpec:
+    """The smallest prefill graph of at least ``tokens`` rows.
+
+    Raises:
+        NoBucketError: no prefill graph has that many rows.
+    """
+    candidates = [g for g in graphs if g.kind == "prefill"]
+    return _smallest(
+        [g for g in candidates if g.tokens >= tokens],
+        f"a prefill step of {tokens} tokens, and the largest value of num_batched_tokens_buckets is "
+        f"{max((g.tokens for g in candidates), default=0)}",
+    )
+
+
+def decode_graph(graphs: Iterable[GraphSpec], requests: int, context: int) -> GraphSpec:
+    """The smallest decode graph for ``requests`` requests of which the longest has ``context`` tokens.
+
+    ``context`` counts the token that the step itself adds: it is the largest position of the step plus one.
+
+    Raises:
+        NoBucketError: no decode graph takes that many requests or that long a context.
+    """
+    candidates = [g for g in graphs if g.kind == "decode"]
+    return _smallest(
+        [g for g in candidates if g.requests >= requests and g.context >= context],
+        f"a decode step of {requests} requests with a context of {context} tokens, the largest value of "
+        f"num_seqs_buckets is {max((g.requests for g in candidates), default=0)}, and the longest context "
+        f"(max_model_len, in whole blocks) is {max((g.context for g in candidates), default=0)}",
+    )
+
+
+def prompt_logits_graph(graphs: Iterable[GraphSpec]) -> GraphSpec:
+    """The graph that turns hidden states into logits."""
+    return next(g for g in graphs if g.kind == "prompt_logits")
+
+
+def _smallest(fitting: Sequence[GraphSpec], need: str) -> GraphSpec:
+    if not fitting:
+        raise NoBucketError(
+            f"Request exceeds largest bucket: {need}. Steps are kept within the buckets before they get here, so this "
+            "is a fault of the engine, not of the request."
+        )
+    return min(fitting, key=lambda g: (g.tokens, g.context))

@@ -37,3 +37,28 @@ class KVLayerSpec:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes that keys and values of one token take in this layer."""
         return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold ``tokens`` tokens."""
+    return -(-tokens // block_size)
+
+
+def round_up_to_blocks(tokens: int, block_size: int) -> int:
+    """``tokens`` rounded up to whole blocks."""
+    return blocks_for(tokens, block_size) * block_size
+
+
+def layer_shapes(layers: Sequence[KVLayerSpec], num_blocks: int, block_size: int) -> tuple[tuple[int, ...], ...]:
+    """Per layer the shape [NB, BS, K, D] of its keys, which is the shape of its values too."""
+    return tuple((num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers)
+
+
+def block_bytes(layers: Sequence[KVLayerSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes over all layers of the model."""
+    return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)
+
+
+def num_groups(layers: Sequence[KVLayerSpec]) -> int:
+    """G, how many KV groups (block tables) the layers read."""
+    return 1 + max((layer.group for layer in layers), default=-1)

@@ -1,0 +1,152 @@
+"""The one builder of step inputs: warm-up and real steps both get theirs here.
+
+Each graph has one set of buffers that is filled in place step after step, so shapes, strides, dtypes and the identity of
+every argument never change. Padding cannot disturb anything live: padding rows write to slot 0, which belongs to the
+null block, and nothing live reads their results.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vllm_neuron.engine.graphs import GraphSpec
+from vllm_neuron.kv_cache.layout import NULL_BLOCK, blocks_for
+from vllm_neuron.models.model import StepInputs
+
+PADDING_SLOT = 0
+"""The first slot of the null block."""
+
+
+class Row(NamedTuple):
+    """What one request adds to a step.
+
+    Attributes:
+        token_ids: [n] integers, the tokens to compute: many in a prefill step, one in a decode step.
+        start: position of the first of them, which is also the number of tokens whose KV is in the cache already.
+        block_ids: per KV group the request's physical blocks in order, integers; more than the step needs is fine.
+        wants_logits: whether the step returns logits for the last token.
+    """
+
+    token_ids: np.ndarray
+    start: int
+    block_ids: tuple[np.ndarray, ...]
+    wants_logits: bool = True
+
+    @property
+    def end(self) -> int:
+        """Length of the request's context after the step."""
+        return self.start + len(self.token_ids)
+
+
+class InputBuilder:
+    """Fills the inputs of one graph.
+
+    Args:
+        graph: a prefill or decode graph.
+        block_size: BS, tokens per KV block; it divides the graph's context.
+        num_groups: G, KV groups of the model.
+    """
+
+    def __init__(self, graph: GraphSpec, block_size: int, num_groups: int) -> None:
+        self.graph = graph
+        self._block_size = block_size
+        columns = graph.context // block_size
+        self.inputs = StepInputs(
+            token_ids=torch.zeros(graph.tokens, dtype=torch.int32),
+            positions=torch.zeros(graph.tokens, dtype=torch.int32),
+            block_tables=tuple(
+                torch.full((graph.requests, columns), NULL_BLOCK, dtype=torch.int32) for _ in range(num_groups)
+            ),
+            slot_mappings=tuple(
+                torch.full((graph.tokens,), PADDING_SLOT, dtype=torch.int32) for _ in range(num_groups)
+            ),
+            logits_rows=torch.zeros(graph.requests, dtype=torch.int32),
+        )
+        # The same memory seen by numpy, whose small assignments cost a fraction of torch's.
+        self._token_ids = self.inputs.token_ids.numpy()
+        self._positions = self.inputs.positions.numpy()
+        self._block_tables = tuple(t.numpy() for t in self.inputs.block_tables)
+        self._slot_mappings = tuple(s.numpy() for s in self.inputs.slot_mappings)
+        self._logits_rows = self.inputs.logits_rows.numpy()
+
+    def build(self, rows: Sequence[Row]) -> StepInputs:
+        """Inputs of a step with these live rows; none at all is a warm-up step.
+
+        The result is the builder's own buffers: it is valid until the next call.
+
+        Raises:
+            ValueError: the rows do not fit the graph, or a request has no block for a token. Nothing is clamped: a
+                clamped index would make one request write into another's blocks.
+        """
+        self._check(rows)
+        if self.graph.kind == "prefill":
+            self._fill_prefill(rows)
+        else:
+            self._fill_decode(rows)
+        return self.inputs
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        name, context = self.graph.name, self.graph.context
+        if len(rows) > self.graph.requests:
+            raise ValueError(f"{name}: {len(rows)} requests in a step of {self.graph.requests}")
+        tokens_per_request = self.graph.tokens // self.graph.requests
+        for row in rows:
+            if not 0 < len(row.token_ids) <= tokens_per_request:
+                raise ValueError(f"{name}: {len(row.token_ids)} tokens of one request, {tokens_per_request} fit")
+            if row.start < 0 or row.end > context:
+                raise ValueError(f"{name}: positions {row.start} to {row.end - 1} in a context of {context} tokens")
+            if len(row.block_ids) != len(self._block_tables):
+                raise ValueError(f"{name}: {len(row.block_ids)} block lists for {len(self._block_tables)} KV groups")
+            first, last = row.start // self._block_size, blocks_for(row.end, self._block_size)
+            for group, block_ids in enumerate(row.block_ids):
+                if len(block_ids) < last or NULL_BLOCK in block_ids[first:last].tolist():
+                    raise ValueError(
+                        f"{name}: KV group {group} has blocks {block_ids.tolist()} for a request of {row.end} tokens, "
+                        f"of which the last {len(row.token_ids)} are to be written"
+                    )
+
+    def _fill_prefill(self, rows: Sequence[Row]) -> None:
+        live = len(rows[0].token_ids) if rows else 0
+        self._token_ids[live:] = 0
+        self._logits_rows[0] = max(live - 1, 0)
+        if not rows:
+            self._positions[:] = 0
+            for table, slots in zip(self._block_tables, self._slot_mappings, strict=True):
+                table[:] = NULL_BLOCK
+                slots[:] = PADDING_SLOT
+            return
+        row = rows[0]
+        self._token_ids[:live] = row.token_ids
+        positions = np.arange(row.start, row.end, dtype=np.int32)
+        self._positions[:live] = positions
+        self._positions[live:] = row.end - 1
+        blocks, offsets = np.divmod(positions, self._block_size)
+        for table, slots, block_ids in zip(self._block_tables, self._slot_mappings, row.block_ids, strict=True):
+            self._fill_table(table[0], block_ids, row.end)
+            slots[:live] = np.asarray(block_ids)[blocks] * self._block_size + offsets
+            slots[live:] = PADDING_SLOT
+
+    def _fill_decode(self, rows: Sequence[Row]) -> None:
+        live, block_size = len(rows), self._block_size
+        for i, row in enumerate(rows):
+            self._token_ids[i] = row.token_ids[0]
+            self._positions[i] = row.start
+            block, offset = divmod(row.start, block_size)
+            for table, slots, block_ids in zip(self._block_tables, self._slot_mappings, row.block_ids, strict=True):
+                self._fill_table(table[i], block_ids, row.end)
+                slots[i] = block_ids[block] * block_size + offset
+        self._token_ids[live:] = 0
+        self._positions[live:] = 0
+        for table, slots in zip(self._block_tables, self._slot_mappings, strict=True):
+            table[live:] = NULL_BLOCK
+            slots[live:] = PADDING_SLOT
+        self._logits_rows[:live] = np.arange(live)
+        self._logits_rows[live:] = max(live - 1, 0)
+
+    def _fill_table(self, table_row: np.ndarray, block_ids: np.ndarray, tokens: int) -> None:
+        """Only the blocks of ``tokens`` tokens: blocks reserved for later tokens hold another request's stale data."""
+        used = blocks_for(tokens, self._block_size)
+        table_row[:used] = block_ids[:used]
+        table_row[used:] = NULL_BLOCK
