@@ -1,8 +1,8 @@
 """The one builder of step inputs: warm-up and real steps both get theirs here.
 
-Each graph has one set of buffers that is filled in place step after step, so shapes, strides, dtypes and the identity of
-every argument never change. Padding cannot disturb anything live: padding rows write to slot 0, which belongs to the
-null block, and nothing live reads their results.
+Each graph has one set of buffers that is filled in place step after step, so shapes, strides, dtypes and the identity
+of every argument never change. Padding cannot disturb anything live: padding rows write to slot 0, which belongs to
+the null block, and nothing live reads their results.
 """
 
 from collections.abc import Sequence

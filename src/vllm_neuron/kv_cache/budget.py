@@ -84,7 +84,7 @@ def cpu_budget(host_available: int, local_workers: int, policy: BudgetPolicy) ->
 def neuron_budget(total_hbm: int, model_weight_bytes: int, policy: BudgetPolicy) -> KVBudget:
     """Budget of one worker on a Neuron device.
 
-    Default policy:  min(max(total_hbm * memory_utilization - weights, 0), total_hbm * memory_utilization * cap_fraction)
+    Default policy:  min(max(total - weights, 0), total * cap_fraction), total = total_hbm * memory_utilization
     Headroom policy: max(total_hbm - weights - headroom, 0)
 
     Args:
@@ -200,4 +200,4 @@ def _advice(budget: KVBudget, needed: int) -> str:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / GIB:.3f} GiB"

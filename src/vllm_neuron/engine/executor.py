@@ -1,0 +1,203 @@
+"""Owns weights, KV cache and executables, and runs steps. The only place where a graph is executed."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from vllm_neuron.compilation.cache import CompileCache
+from vllm_neuron.config.resolved import ResolvedConfig
+from vllm_neuron.engine.compiler import CompileForbiddenError, GraphCompiler
+from vllm_neuron.engine.graphs import GraphSpec, decode_graph, list_graphs, prefill_graph, prompt_logits_graph
+from vllm_neuron.engine.inputs import InputBuilder, Row
+from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
+from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
+from vllm_neuron.models.model import Model, StepOutputs
+from vllm_neuron.routes.route import Executable, Placed, Route
+from vllm_neuron.weights.table import Weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class GraphStatistics:
+    """What became of the graphs.
+
+    Attributes:
+        compiled: graphs compiled by this process.
+        cached: graphs that came from the compile cache.
+        compiles_after_warmup: compilations that a step asked for; anything but 0 is a fault.
+        seconds: per graph name, time until it was ready.
+        executions: per graph name, steps run; warm-up is not counted.
+    """
+
+    compiled: int = 0
+    cached: int = 0
+    compiles_after_warmup: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    executions: Counter[str] = field(default_factory=Counter)
+
+
+class GraphExecutor:
+    """Runs one model. Use it in this order: construct, `allocate_kv_cache`, `warm_up`, steps.
+
+    Args:
+        model: the model.
+        config: the resolved configuration.
+        route: compiles and runs the graphs.
+        cache: compiled graphs.
+        weights: every weight of the model's table; the model's constants are added here. The caller drops its own
+            references, because the route may keep another form.
+        dtype: of weights, activations and KV cache.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: ResolvedConfig,
+        route: Route,
+        cache: CompileCache,
+        weights: Weights,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._route = route
+        self._cache = cache
+        self._dtype = dtype
+        self.graphs = list_graphs(config)
+        self.statistics = GraphStatistics()
+        self._weights: Placed = route.place_weights({**weights, **model.constants})
+        self._compiler: GraphCompiler | None = None
+        self._kv_cache: Placed | None = None
+        self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
+        self._executables: dict[GraphSpec, Executable] = {}
+        groups = num_groups(model.kv_layers)
+        self._builders = {g: InputBuilder(g, config.block_size, groups) for g in self.graphs if g.context}
+        self._hidden = torch.zeros(prompt_logits_graph(self.graphs).tokens, model.hidden_size, dtype=dtype)
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """A zeroed KV cache of NB = ``num_blocks`` blocks, the null block included."""
+        shapes = layer_shapes(self._model.kv_layers, num_blocks, self._config.block_size)
+        self._kv_cache = self._route.allocate_kv_cache(shapes, self._dtype)
+        self._compiler = GraphCompiler(self._model, self._config, self._route, self._cache, self._dtype, num_blocks)
+
+    def warm_up(self, report: Report | None = None) -> None:
+        """Make every graph of the list ready and run each once on padding only; afterwards no step compiles.
+
+        Args:
+            report: is told of each graph; by default a progress bar on a terminal and log lines elsewhere.
+
+        Raises:
+            CompileForbiddenError: a graph is not in the cache and VLLM_NEURON_DISABLE_WARMUP_COMPILE is set.
+        """
+        start = time.monotonic()
+        if report is None:
+            with warm_up_progress(len(self.graphs)) as report:
+                self._warm_up(report)
+        else:
+            self._warm_up(report)
+        logger.info(
+            "Warm-up: %d graphs ready in %.1f s (%d from the cache, %d compiled)",
+            len(self.graphs),
+            time.monotonic() - start,
+            self.statistics.cached,
+            self.statistics.compiled,
+        )
+
+    def _warm_up(self, report: Report) -> None:
+        for index, graph in enumerate(self.graphs, start=1):
+            start = time.monotonic()
+            cached = self._make_ready(graph)
+            if graph.kind == "prompt_logits":
+                self._hidden_to_logits(graph)
+            else:
+                self._step(graph, ())
+            seconds = time.monotonic() - start
+            self.statistics.seconds[graph.name] = seconds
+            report(GraphReady(graph.name, index, len(self.graphs), seconds, cached))
+
+    def run_prefill(self, row: Row) -> StepOutputs:
+        """Compute many tokens of one request.
+
+        Returns:
+            logits [1, V] ([0, V] if the row wants none) and hidden [n, H] of the row's n tokens; valid until the next
+            step.
+        """
+        graph = prefill_graph(self.graphs, len(row.token_ids))
+        outputs = self._counted_step(graph, (row,))
+        return StepOutputs(outputs.logits[: int(row.wants_logits)], outputs.hidden[: len(row.token_ids)])
+
+    def run_decode(self, rows: Sequence[Row]) -> StepOutputs:
+        """Compute one token of each of n requests.
+
+        Returns:
+            logits [n, V] (only the rows that want them, in order) and hidden [n, H]; valid until the next step.
+        """
+        graph = decode_graph(self.graphs, len(rows), max(row.end for row in rows))
+        outputs = self._counted_step(graph, rows)
+        logits = outputs.logits[: len(rows)]
+        if not all(row.wants_logits for row in rows):
+            logits = logits[[i for i, row in enumerate(rows) if row.wants_logits]]
+        return StepOutputs(logits, outputs.hidden[: len(rows)])
+
+    def prompt_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] float32 of hidden states [n, H], as `run_prefill` returned them."""
+        graph = prompt_logits_graph(self.graphs)
+        logits = torch.empty(len(hidden), self._model.vocab_size, dtype=torch.float32)
+        for start in range(0, len(hidden), graph.tokens):
+            piece = hidden[start : start + graph.tokens]
+            self._hidden[: len(piece)] = piece
+            self._hidden[len(piece) :] = 0
+            logits[start : start + len(piece)] = self._hidden_to_logits(graph)[: len(piece)]
+            self.statistics.executions[graph.name] += 1
+        return logits
+
+    def _hidden_to_logits(self, graph: GraphSpec) -> torch.Tensor:
+        logits, self._no_kv_cache = self._executable(graph)(self._weights, self._no_kv_cache, self._hidden)
+        return logits
+
+    def _counted_step(self, graph: GraphSpec, rows: Sequence[Row]) -> StepOutputs:
+        outputs = self._step(graph, rows)
+        self.statistics.executions[graph.name] += 1
+        return outputs
+
+    def _step(self, graph: GraphSpec, rows: Sequence[Row]) -> StepOutputs:
+        executable = self._executable(graph)
+        inputs = self._builders[graph].build(rows)
+        # The executable takes the cache's memory over: from here on only what it returns is a KV cache.
+        kv_cache, self._kv_cache = self._kv_cache, None
+        outputs, self._kv_cache = executable(self._weights, kv_cache, inputs)
+        return StepOutputs(*outputs)
+
+    def _executable(self, graph: GraphSpec) -> Executable:
+        if graph not in self._executables:
+            self._compile_late(graph)
+        return self._executables[graph]
+
+    def _make_ready(self, graph: GraphSpec) -> bool:
+        """Load or compile a graph; returns whether it came from the cache."""
+        if self._compiler is None:
+            raise RuntimeError("allocate_kv_cache must come before any graph is compiled: its size is part of a graph")
+        compiled = self._compiler.compile(graph, may_compile=not self._config.disable_warmup_compile)
+        self._executables[graph] = compiled.executable
+        if compiled.cached:
+            self.statistics.cached += 1
+        else:
+            self.statistics.compiled += 1
+        return compiled.cached
+
+    def _compile_late(self, graph: GraphSpec) -> None:
+        """A step asks for a graph that no warm-up has made ready: count it, say it, and in strict mode refuse."""
+        self.statistics.compiles_after_warmup += 1
+        shape = f"{graph.name} ({graph.tokens} rows, {graph.requests} requests, context {graph.context})"
+        if self._config.disable_warmup_compile:
+            raise CompileForbiddenError(
+                f"A step needs graph {shape}, which warm-up has not made ready, and "
+                "VLLM_NEURON_DISABLE_WARMUP_COMPILE=1 forbids compiling while serving."
+            )
+        logger.warning("Compiling %s while serving: warm-up has not made it ready", shape)
+        self._make_ready(graph)
