@@ -6,12 +6,22 @@ Each op has a twin in `<op>_torch.py` (its specification). A kernel set replaces
         traced = route.trace(...)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from importlib import import_module
 from typing import Any
+
+from vllm_neuron.kernels.embedding_torch import embedding
+from vllm_neuron.kernels.kv_write_torch import kv_write
+from vllm_neuron.kernels.linear_torch import linear
+from vllm_neuron.kernels.paged_attention_torch import paged_attention
+from vllm_neuron.kernels.rms_norm_torch import add_rms_norm, rms_norm
+from vllm_neuron.kernels.rope_torch import rope, rope_tables
+from vllm_neuron.kernels.silu_mul_torch import silu_mul
+
+Implementations = Mapping[str, Callable[..., Any]]
 
 
 class KernelSet(Enum):
@@ -23,29 +33,33 @@ class KernelSet(Enum):
     """C++ kernels for the native route in CPU mode."""
 
 
-TWINS: dict[str, str] = {
-    "embedding": "embedding_torch",
-    "linear": "linear_torch",
-    "rms_norm": "rms_norm_torch",
-    "add_rms_norm": "rms_norm_torch",
-    "rope_tables": "rope_torch",
-    "rope": "rope_torch",
-    "silu_mul": "silu_mul_torch",
-    "kv_write": "kv_write_torch",
-    "paged_attention": "paged_attention_torch",
+_TWINS: Implementations = {
+    op.__name__: op
+    for op in (
+        embedding,
+        linear,
+        rms_norm,
+        add_rms_norm,
+        rope_tables,
+        rope,
+        silu_mul,
+        kv_write,
+        paged_attention,
+    )
 }
-"""Every op to the module of this package that holds its twin, a function of the op's name."""
+_MODULES: Mapping[KernelSet, str] = {KernelSet.CPU: "vllm_neuron.kernels.cpu.ops"}
+"""Every other kernel set to the module whose functions of the ops' names replace the twins."""
 
-KERNELS: dict[KernelSet, str] = {KernelSet.CPU: "cpu.ops"}
-"""Every other kernel set to its module; an op that the module does not define falls back to the twin."""
+OPS: tuple[str, ...] = tuple(_TWINS)
+"""Names of all ops."""
 
-_active: ContextVar[KernelSet] = ContextVar("kernel_set", default=KernelSet.TORCH)
+_active: ContextVar[Implementations] = ContextVar("implementations", default=_TWINS)
 
 
 @contextmanager
 def using(kernels: KernelSet) -> Iterator[None]:
-    """Trace with this kernel set inside the block."""
-    token = _active.set(kernels)
+    """Trace with this kernel set inside the block. Its module is imported, and built, only now."""
+    token = _active.set(_implementations(kernels))
     try:
         yield
     finally:
@@ -53,7 +67,12 @@ def using(kernels: KernelSet) -> Iterator[None]:
 
 
 def implementation(op: str) -> Callable[..., Any]:
-    """The function that computes `op` under the active kernel set. Modules are imported when first asked for."""
-    twin = getattr(import_module(f"{__package__}.{TWINS[op]}"), op)
-    kernels = KERNELS.get(_active.get())
-    return twin if kernels is None else getattr(import_module(f"{__package__}.{kernels}"), op, twin)
+    """The function that computes `op` under the active kernel set."""
+    return _active.get()[op]
+
+
+def _implementations(kernels: KernelSet) -> Implementations:
+    if kernels not in _MODULES:
+        return _TWINS
+    module = import_module(_MODULES[kernels])
+    return {op: getattr(module, op, twin) for op, twin in _TWINS.items()}

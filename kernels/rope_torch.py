@@ -9,9 +9,7 @@ def rope_tables(positions: torch.Tensor, inv_freq: torch.Tensor, scale: float) -
     return angles.cos() * scale, angles.sin() * scale
 
 
-def rope(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q [T, N, D] and k [T, K, D] by `cos` and `sin` [T, D/2].
 
     Dimension i pairs with i + D/2 (the layout of Hugging Face checkpoints). Float32 inside, input dtype outside.

@@ -93,7 +93,8 @@ def write_checkpoint(
         overrides: values of the configuration, over those of the kind.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_model(kind, seed, **overrides).to(dtype)
+    model = make_model(kind, seed, **overrides)
+    torch.nn.Module.to(model, dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     model.save_pretrained(folder, max_shard_size=size + 1 if shards == 1 else size // shards)
     tokenizer(model.config.vocab_size).save_pretrained(folder)
@@ -159,7 +160,7 @@ def prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int
 
 
 def tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer: special tokens, the 256 bytes, and pairs of letters that only ever come out of a model."""
+    """A byte-level tokenizer: special tokens, the 256 bytes, and letter pairs that only ever come out of a model."""
     names = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = (first + second + third for third in ["", *letters] for first in letters for second in letters)

@@ -54,18 +54,24 @@ def rope_table(hf_config: Any, head_dim: int, max_model_len: int | None) -> Rope
     try:
         return _RULES[kind](frequencies, parameters, max_model_len)
     except KeyError as missing:
-        raise UnsupportedModelError(f"rope scaling of type {kind!r} needs {missing} in the model's config.json") from None
+        raise UnsupportedModelError(
+            f"rope scaling of type {kind!r} needs {missing} in the model's config.json"
+        ) from None
 
 
 def _parameters(hf_config: Any) -> dict[str, Any]:
-    """One flat dict of all rope settings, whatever the spelling, with rope_type, rope_theta and position limits set."""
-    given: Mapping[str, Any] = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
+    """All rope settings in one flat dict, whatever the spelling; rope_type and rope_theta always set."""
+    given: Mapping[str, Any] = (
+        getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
+    )
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
-        raise UnsupportedModelError(f"not supported yet: rope parameters that differ by layer type ({', '.join(nested)})")
+        raise UnsupportedModelError(
+            f"not supported yet: rope parameters that differ by layer type ({', '.join(nested)})"
+        )
     return {
         "partial_rotary_factor": getattr(hf_config, "partial_rotary_factor", None) or 1.0,
-        **given,
+        **{key: value for key, value in given.items() if value is not None},
         "rope_type": given.get("rope_type") or given.get("type") or "default",
         "rope_theta": given.get("rope_theta") or getattr(hf_config, "rope_theta", None) or 10000.0,
         "max_position_embeddings": hf_config.max_position_embeddings,

@@ -10,9 +10,7 @@ def rope_tables(positions: torch.Tensor, inv_freq: torch.Tensor, scale: float) -
     return implementation("rope_tables")(positions, inv_freq, scale)
 
 
-def rope(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotary embedding of q [T, N, D] and k [T, K, D] (arXiv 2104.09864), dimension i paired with i + D/2."""
     return implementation("rope")(q, k, cos, sin)
 

@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 
 class LoadProgress(NamedTuple):
-    """How far loading is: `done` of `total` weights, `bytes_done` of `bytes_total` as served; `name` is the last one."""
+    """How far loading is: `done` of `total` weights, `bytes_done` of `bytes_total` as served, the last being `name`."""
 
     name: str
     done: int
@@ -129,8 +129,13 @@ def _open(folder: Path, stack: ExitStack) -> Mapping[str, _Stored]:
 
 def _files(folder: Path) -> Iterable[Path]:
     if (folder / INDEX_FILE).is_file():
-        index = json.loads((folder / INDEX_FILE).read_text())
-        return [folder / name for name in sorted(set(index["weight_map"].values()))]
+        try:
+            names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"cannot read {folder / INDEX_FILE}: {error!r}. Copy or download it again."
+            ) from error
+        return [folder / name for name in sorted(names)]
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):

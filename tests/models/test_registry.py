@@ -1,0 +1,95 @@
+"""What the registry builds, and what it refuses."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.checkpoints import KINDS, make_model
+from vllm_neuron.models.errors import UnsupportedArchitectureError, UnsupportedModelError
+from vllm_neuron.models.registry import ARCHITECTURES, build_model
+from vllm_neuron.weights.quantized import QuantizedCheckpointError
+
+
+def config(config_class: type[PretrainedConfig] = LlamaConfig, **overrides: Any) -> PretrainedConfig:
+    name = config_class.__name__.removesuffix("Config") + "ForCausalLM"
+    return config_class(**{"architectures": [name], **overrides})
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_table_declares_every_weight_of_the_checkpoint_once(kind: str) -> None:
+    model = make_model(kind)
+    model.config.architectures = [type(model).__name__]
+    built = build_model(model.config)
+    sources = [source for spec in built.weight_table.values() for source in spec.sources]
+    assert len(sources) == len(set(sources))
+    assert set(sources) == {name for name, _ in model.named_parameters()}
+    elements = sum(torch.Size(spec.shape).numel() for spec in built.weight_table.values())
+    assert elements == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_sizes_of_a_model() -> None:
+    model = build_model(
+        config(Qwen3Config, head_dim=128, hidden_size=1024, num_attention_heads=16, num_key_value_heads=8)
+    )
+    assert model.architecture == "Qwen3ForCausalLM"
+    assert (model.hidden_size, model.vocab_size) == (1024, 151936)
+    assert len(model.kv_layers) == 32
+    assert (model.kv_layers[0].num_kv_heads, model.kv_layers[0].head_dim, model.kv_layers[0].window) == (8, 128, None)
+    assert model.weight_table["layers.0.out"].shape == (1024, 2048)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "message"),
+    [(["GptOssForCausalLM"], "GptOssForCausalLM"), ([], "no architecture"), (None, "no architecture")],
+)
+def test_an_unknown_architecture_is_refused_with_the_list_of_ours(architectures: Any, message: str) -> None:
+    with pytest.raises(UnsupportedArchitectureError, match=message) as error:
+        build_model(SimpleNamespace(architectures=architectures))
+    assert all(name in str(error.value) for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config])
+def test_sliding_window_layers_are_refused(config_class: type[PretrainedConfig]) -> None:
+    sizes = {"num_hidden_layers": 4, "sliding_window": 512}
+    with pytest.raises(UnsupportedModelError, match=r"not supported yet: sliding-window layers .*=512 on 1 of 4"):
+        build_model(config(config_class, use_sliding_window=True, max_window_layers=3, **sizes))
+    build_model(config(config_class, use_sliding_window=True, max_window_layers=4, **sizes))
+    build_model(config(config_class, use_sliding_window=False, max_window_layers=0, **sizes))
+
+
+def test_sliding_window_is_seen_in_configurations_without_layer_types() -> None:
+    old = config(Qwen2Config, num_hidden_layers=4, use_sliding_window=True, max_window_layers=2)
+    old.layer_types = None
+    with pytest.raises(UnsupportedModelError, match="on 2 of 4 layers"):
+        build_model(old)
+
+
+def test_other_activations_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden_act='gelu'"):
+        build_model(config(hidden_act="gelu"))
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"num_attention_heads=6.*num_key_value_heads=4"):
+        build_model(config(num_attention_heads=6, num_key_value_heads=4))
+
+
+@pytest.mark.parametrize(
+    ("declared", "scheme"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors float-quantized"),
+        ({"bits": 4}, "unnamed"),
+        (SimpleNamespace(quant_method=SimpleNamespace(value="awq")), "awq"),
+    ],
+)
+def test_a_quantized_checkpoint_is_refused_by_scheme(declared: Any, scheme: str) -> None:
+    with pytest.raises(QuantizedCheckpointError, match=f"not supported yet.*scheme '{scheme}'"):
+        build_model(config(quantization_config=declared))
+
+
+def test_an_empty_quantization_config_is_none() -> None:
+    build_model(config(quantization_config={}))
