@@ -1,6 +1,22 @@
 """The one resolved configuration: computed once at start, frozen, and read by everything else."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Notice(NamedTuple):
+    """Something to log once at start: a level of the logging module and the text."""
+
+    level: int
+    text: str
+
+
+class EffectiveOption(NamedTuple):
+    """An option as it is in effect. `source` is "set", "default" or "derived" (from other options)."""
+
+    name: str
+    value: Any
+    source: str
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,15 @@ class ResolvedConfig:
         v2_model_runner: which scheduler protocol the model runner speaks.
         disable_warmup_compile: a graph that is not in the cache is a fatal error.
         disable_nki_kernels: trace torch twins instead of kernels.
+        disable_compile_cache: compile every graph anew, and keep none.
+        async_scheduling: prepare a step while the one before it runs.
+        gpu_memory_utilization: fraction of memory that may be used, in (0, 1]; 1.0 under an explicit headroom.
+        kv_cap_fraction: cap of the default KV budget, in (0, 1]; unused under an explicit headroom.
+        kv_headroom_gib: memory kept free per worker, in GiB, or None for the default KV budget. Zero is a headroom.
+        kv_minimum_gib: smallest KV budget, in GiB, that the server starts with.
+        num_gpu_blocks_override: number of KV blocks, or None for as many as the budget holds.
+        options: every option as it is in effect, for printing.
+        notices: what is to be logged once at start.
     """
 
     backend: str
@@ -38,3 +63,12 @@ class ResolvedConfig:
     v2_model_runner: bool
     disable_warmup_compile: bool
     disable_nki_kernels: bool
+    disable_compile_cache: bool = False
+    async_scheduling: bool = False
+    gpu_memory_utilization: float = 0.9
+    kv_cap_fraction: float = 0.30
+    kv_headroom_gib: float | None = None
+    kv_minimum_gib: float = 1.0
+    num_gpu_blocks_override: int | None = None
+    options: tuple[EffectiveOption, ...] = ()
+    notices: tuple[Notice, ...] = ()
