@@ -10,6 +10,8 @@ byte-level tokenizer with a chat template whose every id decodes to text.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,6 +130,17 @@ WEIGHT_GAIN = 2.0
 """Standard deviation of a matrix times the root of its inputs; at 1 greedy decoding falls into short loops."""
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products this small only lose by being split, and lose much when the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def oracle_model(folder: Path) -> PreTrainedModel:
     """transformers' own model of `folder` in float32."""
@@ -136,7 +149,7 @@ def oracle_model(folder: Path) -> PreTrainedModel:
 
 def logits_oracle(folder: Path, token_ids: list[int]) -> torch.Tensor:
     """transformers' logits [T, V] in float32 after each of `token_ids`."""
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         return oracle_model(Path(folder)).forward(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
