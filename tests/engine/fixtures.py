@@ -4,12 +4,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from transformers import LlamaConfig
 
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.models.model import Model
@@ -35,13 +35,19 @@ CONFIG = ResolvedConfig(
 
 NUM_BLOCKS = 40
 
+SMALL = replace(CONFIG, num_batched_tokens_buckets=(32,), num_seqs_buckets=(1,), decode_context_length_buckets=(256,))
+"""Three graphs only."""
+
 
 def config(**changes: Any) -> ResolvedConfig:
     return replace(CONFIG, **changes)
 
 
 def tiny_model(**changes: Any) -> Model:
+    """A Llama of two layers and 96 tokens; the configuration is a plain object, which spares importing transformers."""
     sizes = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
         "vocab_size": 96,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -52,8 +58,9 @@ def tiny_model(**changes: Any) -> Model:
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "max_position_embeddings": 256,
+        "rope_theta": 10000.0,
     }
-    return build_model(LlamaConfig(architectures=["LlamaForCausalLM"], **{**sizes, **changes}))
+    return build_model(SimpleNamespace(**{**sizes, **changes}))
 
 
 def random_weights(model: Model, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -105,7 +112,7 @@ class StandInRoute:
     """A stand-in for a compile route: traces for real, runs eagerly, and counts what it is asked to do."""
 
     name = "neuron_native"
-    saved: dict[str, StandInExecutable] = {}
+    saved: ClassVar[dict[str, StandInExecutable]] = {}
 
     def __init__(self, version: str = "1") -> None:
         self.version = version

@@ -1,6 +1,7 @@
 """The local compile cache: each graph is compiled once, however many processes start at the same time."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
+from vllm_neuron import envs
 from vllm_neuron.compilation.store import CorruptEntryError, EntryStore
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,14 @@ Load = Callable[[bytes], T]
 """Turns a blob into what it was saved from; ValueError if it cannot."""
 
 _WAIT_MESSAGE_SECONDS = 30.0
+
+
+def local_cache_root() -> Path:
+    """The folder of all routes' entries: ``$VLLM_CACHE_ROOT/neuron/compile_cache``, VLLM_CACHE_ROOT as in vLLM."""
+    root = envs.VLLM_CACHE_ROOT
+    if root is None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
+    return Path(root).expanduser() / "neuron" / "compile_cache"
 
 
 class CompileCache:

@@ -91,7 +91,7 @@ class GraphCompiler:
             CompileForbiddenError: it is not in the cache, and ``may_compile`` is false.
         """
         start = time.monotonic()
-        fingerprint = self._fingerprint(graph)
+        fingerprint = self.fingerprint(graph)
         executable = self._load_indexed(fingerprint)
         compiled_here = False
         if executable is None:
@@ -121,12 +121,8 @@ class GraphCompiler:
             traced = self._route.trace(graph.name, self._step(graph), *self._arguments(graph))
             return traced.lower()
 
-    def _load_indexed(self, fingerprint: str | None) -> Executable | None:
-        key = self._cache.indexed_key(fingerprint) if fingerprint is not None else None
-        return self._cache.fetch(key, self._route.load) if key is not None else None
-
-    def _fingerprint(self, graph: GraphSpec) -> str | None:
-        """Everything that `lower` reads; see `trace_fingerprint`."""
+    def fingerprint(self, graph: GraphSpec) -> str | None:
+        """Stands for everything that `lower` reads; None if that cannot be known without tracing."""
         traced = (
             graph,
             self._model,
@@ -136,6 +132,10 @@ class GraphCompiler:
             self._kernels,
         )
         return trace_fingerprint(self._route.name, self._versions, self._target, traced)
+
+    def _load_indexed(self, fingerprint: str | None) -> Executable | None:
+        key = self._cache.indexed_key(fingerprint) if fingerprint is not None else None
+        return self._cache.fetch(key, self._route.load) if key is not None else None
 
     def _step(self, graph: GraphSpec) -> Callable[..., Any]:
         return partial(_prompt_logits_step, self._model) if graph.kind == "prompt_logits" else self._model.step

@@ -1,0 +1,73 @@
+"""How much memory a worker's KV cache gets: the budget policy applied to this machine, model and configuration."""
+
+import logging
+
+import torch
+
+from vllm_neuron.config.resolved import ResolvedConfig
+from vllm_neuron.kv_cache.budget import (
+    GIB,
+    BudgetPolicy,
+    KVBudget,
+    KVBudgetError,
+    cpu_budget,
+    neuron_budget,
+    require_blocks_for_one_request,
+    require_minimum,
+    require_one_request,
+    steady,
+)
+from vllm_neuron.kv_cache.layout import block_bytes, blocks_for
+from vllm_neuron.models.model import Model
+
+logger = logging.getLogger(__name__)
+
+
+def kv_budget_on_cpu(config: ResolvedConfig, host_available: int, local_workers: int) -> KVBudget:
+    """Budget of one worker in CPU mode; ``host_available`` is measured after the weights are loaded."""
+    return cpu_budget(host_available, local_workers, budget_policy(config))
+
+
+def kv_budget_on_neuron(config: ResolvedConfig, model: Model, dtype: torch.dtype, total_hbm: int) -> KVBudget:
+    """Budget of one worker on a device with ``total_hbm`` bytes. Weights are counted from the model's table."""
+    weights = sum(spec.num_bytes(dtype) for spec in model.weight_table.values())
+    return neuron_budget(total_hbm, weights, budget_policy(config))
+
+
+def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, budget: KVBudget) -> int:
+    """Bytes the KV cache is to take: the budget after all checks, or exactly num_gpu_blocks_override blocks.
+
+    In CPU mode the budget is rounded down (`steady`), so that a restart finds the graphs of the start before it.
+
+    Raises:
+        KVBudgetError: below the configured minimum, too small for one request of max_model_len, or more blocks set by
+            hand than there is memory.
+    """
+    require_minimum(budget)
+    per_block = block_bytes(model.kv_layers, config.block_size, dtype)
+    blocks = config.num_gpu_blocks_override
+    if blocks is not None:
+        require_blocks_for_one_request(blocks, config.block_size, config.max_model_len)
+        if blocks * per_block > budget.without_reserve:
+            raise KVBudgetError(
+                f"num_gpu_blocks_override={blocks} takes {blocks * per_block / GIB:.3f} GiB, and only "
+                f"{budget.without_reserve / GIB:.3f} GiB are there for a worker. Set it to "
+                f"{budget.without_reserve // per_block} or less, or leave it unset."
+            )
+        return blocks * per_block
+    require_one_request(budget, per_block, config.block_size, config.max_model_len)
+    one_request = (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
+    minimum = round(config.kv_minimum_gib * GIB)
+    num_bytes = steady(budget.num_bytes, max(one_request, minimum)) if config.cpu_mode else budget.num_bytes
+    logger.info("KV cache: %.3f GiB per worker, from %s", num_bytes / GIB, budget.formula)
+    return num_bytes
+
+
+def budget_policy(config: ResolvedConfig) -> BudgetPolicy:
+    """The configuration's settings that decide the budget."""
+    return BudgetPolicy(
+        memory_utilization=config.gpu_memory_utilization,
+        cap_fraction=config.kv_cap_fraction,
+        headroom_gib=config.kv_headroom_gib,
+        minimum_gib=config.kv_minimum_gib,
+    )
