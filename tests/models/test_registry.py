@@ -65,6 +65,8 @@ def test_sliding_window_is_seen_in_configurations_without_layer_types() -> None:
     old.layer_types = None
     with pytest.raises(UnsupportedModelError, match="on 2 of 4 layers"):
         build_model(old)
+    old.use_sliding_window = False
+    build_model(old)
 
 
 def test_other_activations_are_refused() -> None:

@@ -52,16 +52,19 @@ def build_dense(
 
 
 def _refuse_sliding_window(hf_config: Any) -> None:
-    window = getattr(hf_config, "sliding_window", None)
-    if window is None or not getattr(hf_config, "use_sliding_window", True):
-        return
-    kinds = getattr(hf_config, "layer_types", None)
-    if kinds is None:
-        full = getattr(hf_config, "max_window_layers", 0)
-        kinds = ["sliding_attention" if layer >= full else "full" for layer in range(hf_config.num_hidden_layers)]
-    count = list(kinds).count("sliding_attention")
-    if count:
+    window, count = getattr(hf_config, "sliding_window", None), _sliding_layers(hf_config)
+    if window is not None and count:
         raise UnsupportedModelError(
             f"not supported yet: sliding-window layers (sliding_window={window} on {count} of "
             f"{hf_config.num_hidden_layers} layers)"
         )
+
+
+def _sliding_layers(hf_config: Any) -> int:
+    """Layers that would look back on a window only: by `layer_types`, or by the older pair of settings."""
+    kinds = getattr(hf_config, "layer_types", None)
+    if kinds is not None:
+        return list(kinds).count("sliding_attention")
+    if not getattr(hf_config, "use_sliding_window", False):
+        return 0
+    return max(0, hf_config.num_hidden_layers - getattr(hf_config, "max_window_layers", 0))
