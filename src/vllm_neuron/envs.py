@@ -93,10 +93,7 @@ def _bool(text: str) -> bool:
 
 
 def _positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
+    value = int(text) if text.isascii() and text.isdigit() else 0
     if value < 1:
         raise _BadValue("a whole number of at least 1")
     return value

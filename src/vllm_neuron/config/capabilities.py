@@ -112,13 +112,9 @@ def _multimodal(settings: ServingSettings, parsed: Parsed) -> Iterator[Fault]:
 
 def _encoder(settings: ServingSettings, parsed: Parsed) -> Iterator[Fault]:
     encoder = parsed.encoder
-    block, buckets, cap = (
-        encoder.encoder_attention_block_size,
-        encoder.num_encoder_input_buckets,
-        encoder.max_encoder_seq_len,
-    )
+    block, cap = encoder.encoder_attention_block_size, encoder.max_encoder_seq_len
     yield from _encoder_sizes(encoder, settings.tensor_parallel_size * settings.pipeline_parallel_size)
-    if buckets is None and cap is not None and cap < block:
+    if encoder.num_encoder_input_buckets is None and cap is not None and cap < block:
         rule = f"must be at least encoder_attention_block_size={block}"
         yield Fault(f"{ENCODER}.max_encoder_seq_len", cap, rule, "Raise it, or lower encoder_attention_block_size.")
     changed = encoder.model_dump(exclude_defaults=True)
@@ -196,18 +192,16 @@ def _environment(variables: Mapping[str, Any]) -> Iterator[Fault]:
             yield _later(variable.capability, variable.name, 1 if value is True else value, f"Unset {variable.name}.")
 
 
-def warnings(settings: ServingSettings, parsed: Parsed, variables: Mapping[str, Any]) -> Iterator[Notice]:
+def warnings(settings: ServingSettings, variables: Mapping[str, Any]) -> Iterator[Notice]:
     """What is accepted but has another effect than its name suggests."""
-    encoder = parsed.encoder
-    if encoder.num_encoder_input_buckets is not None and encoder.max_encoder_seq_len is not None:
-        text = f"{ENCODER}.max_encoder_seq_len is ignored, because num_encoder_input_buckets is set. Remove it."
-        yield Notice(logging.WARNING, text)
     if settings.enforce_eager:
         text = "enforce_eager has no effect: every step runs a graph that was compiled before the server is ready."
         yield Notice(logging.WARNING, text)
     if variables["NEURON_PLATFORM_TARGET_OVERRIDE"] and not variables["VLLM_NEURON_CPU_COMPILE"]:
         text = "NEURON_PLATFORM_TARGET_OVERRIDE has no effect without VLLM_NEURON_CPU_COMPILE=1."
         yield Notice(logging.WARNING, text)
+    if variables["VLLM_NEURON_RESERVED_HEADROOM_GIB"] is not None:
+        yield from _headroom(settings, variables)
     if variables["VLLM_NEURON_ATTN_MASK_TORCH"]:
         text = (
             "VLLM_NEURON_ATTN_MASK_TORCH=1: granted. The decode attention mask is built without an NKI kernel in every "
@@ -218,5 +212,18 @@ def warnings(settings: ServingSettings, parsed: Parsed, variables: Mapping[str, 
         text = (
             f"Scheduling is synchronous. Async scheduling needs on-device sampling: set {SAMPLING} (to {{}}, say) to "
             "turn both on, as soon as on-device sampling is supported."
+        )
+        yield Notice(logging.INFO, text)
+
+
+def _headroom(settings: ServingSettings, variables: Mapping[str, Any]) -> Iterator[Notice]:
+    cap = "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION"
+    if variables[cap] != envs.VARIABLES[cap].default:
+        text = f"{cap} has no effect, because VLLM_NEURON_RESERVED_HEADROOM_GIB is set."
+        yield Notice(logging.WARNING, text)
+    if settings.gpu_memory_utilization != 1.0:
+        text = (
+            f"gpu_memory_utilization is changed from {settings.gpu_memory_utilization:g} to 1, because "
+            "VLLM_NEURON_RESERVED_HEADROOM_GIB is set."
         )
         yield Notice(logging.INFO, text)

@@ -34,7 +34,7 @@ def _options(settings: ServingSettings, parsed: Parsed, plan: BucketPlan, headro
     source = "set" if flag in parsed.given else "default"
     yield EffectiveOption(LANGUAGE_MODEL_ONLY, parsed.language_model_only, source)
 
-    yield EffectiveOption("max_model_len", settings.max_model_len, "vllm")
+    yield EffectiveOption("max_model_len", settings.max_model_len, "vLLM")
     utilization = 1.0 if headroom else settings.gpu_memory_utilization
     for name, asked, value in (
         ("max_num_batched_tokens", settings.max_num_batched_tokens, plan.max_num_batched_tokens),
@@ -43,7 +43,7 @@ def _options(settings: ServingSettings, parsed: Parsed, plan: BucketPlan, headro
         ("async_scheduling", settings.async_scheduling, False),
         ("gpu_memory_utilization", settings.gpu_memory_utilization, utilization),
     ):
-        yield EffectiveOption(name, value, "vllm" if asked == value else "derived")
+        yield EffectiveOption(name, value, "vLLM" if asked == value else "derived")
     for name in (
         "enable_prefix_caching",
         "num_gpu_blocks_override",
@@ -51,7 +51,7 @@ def _options(settings: ServingSettings, parsed: Parsed, plan: BucketPlan, headro
         "enable_prompt_embeds",
         "mm_encoder_only",
     ):
-        yield EffectiveOption(name, getattr(settings, name), "vllm")
+        yield EffectiveOption(name, getattr(settings, name), "vLLM")
 
 
 def effective_report(resolved: ResolvedConfig, variables: Sequence[envs.Effective]) -> str:

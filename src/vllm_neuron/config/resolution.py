@@ -1,7 +1,6 @@
 """The one resolution of the configuration."""
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,7 +33,6 @@ def resolve(
     Raises:
         ConfigurationError: something is wrong; it holds every fault there is.
     """
-    env = os.environ if env is None else env
     parsed = parse(additional_config)
     variables, bad_variables = _read_variables(env)
     plan = plan_buckets(settings, parsed.neuron, parsed.faulty)
@@ -72,7 +70,7 @@ def resolve(
             *parsed.notices,
             *plan.notices,
             *(Notice(logging.WARNING, text) for text in envs.warnings(env)),
-            *capabilities.warnings(settings, parsed, variables),
+            *capabilities.warnings(settings, variables),
             *_runner_warnings(runner, dense, settings),
         ),
     )
@@ -85,7 +83,7 @@ def log_notices(resolved: ResolvedConfig) -> None:
         logger.log(notice.level, "%s", notice.text)
 
 
-def _read_variables(env: Mapping[str, str]) -> tuple[dict[str, Any], list[Fault]]:
+def _read_variables(env: Mapping[str, str] | None) -> tuple[dict[str, Any], list[Fault]]:
     """Every variable by name, and the faults of those that are not readable, which have their defaults here."""
     values, faults = {}, []
     for name, variable in envs.VARIABLES.items():

@@ -12,7 +12,11 @@ class Notice(NamedTuple):
 
 
 class EffectiveOption(NamedTuple):
-    """An option as it is in effect. `source` is "set", "default" or "derived" (from other options)."""
+    """An option as it is in effect.
+
+    `source` is "set" (by the user), "default", "derived" (from other options), "vLLM" (its parameter, as it stands) or
+    the name of an environment variable.
+    """
 
     name: str
     value: Any
