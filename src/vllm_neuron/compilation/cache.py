@@ -1,7 +1,6 @@
 """The local compile cache: each graph is compiled once, however many processes start at the same time."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,11 +23,8 @@ _WAIT_MESSAGE_SECONDS = 30.0
 
 
 def local_cache_root() -> Path:
-    """The folder of all routes' entries: ``$VLLM_CACHE_ROOT/neuron/compile_cache``, VLLM_CACHE_ROOT as in vLLM."""
-    root = envs.VLLM_CACHE_ROOT
-    if root is None:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
-    return Path(root).expanduser() / "neuron" / "compile_cache"
+    """The folder of all routes' entries: ``$VLLM_CACHE_ROOT/neuron/compile_cache``."""
+    return Path(envs.VLLM_CACHE_ROOT).expanduser() / "neuron" / "compile_cache"
 
 
 class CompileCache:

@@ -25,6 +25,8 @@ TRACED_PACKAGES = ("vllm_neuron", *LOWERING_PACKAGES)
 """Packages whose sources decide what tracing yields."""
 
 _COMPILER_FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
+"""Not settings of ours: the compilers look at them by themselves."""
+
 _NOT_SOURCES = (".pyc", ".so", ".o")
 
 

@@ -70,7 +70,9 @@ class GraphExecutor:
         self._dtype = dtype
         self.graphs = list_graphs(config)
         self.statistics = GraphStatistics()
-        self._weights: Placed = route.place_weights({**weights, **model.constants})
+        # In the order of the table, as they are traced: a route may go by position.
+        ordered = {name: weights[name] for name in model.weight_table}
+        self._weights: Placed = route.place_weights({**ordered, **model.constants})
         self._compiler: GraphCompiler | None = None
         self._kv_cache: Placed | None = None
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
