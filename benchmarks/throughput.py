@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py MODEL_DIR [BACKEND ...]
 
-Decode: prompts of 128 tokens, 128 new tokens each, greedy, end of sequence ignored, at batch 1 and 8. Prefill: 8 prompts
-of 900 tokens, one new token each. Each figure is the median of three runs after one that warms up.
+Decode: prompts of 128 tokens, 128 new tokens each, greedy, end of sequence ignored, at batch 1 and 8. Prefill: 8
+prompts of 900 tokens, one new token each. Each figure is the median of three runs after one that warms up.
 """
 
 import json

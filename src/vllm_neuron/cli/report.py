@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import vllm_neuron
 from vllm_neuron import envs
 from vllm_neuron.cli.versions import NEURON, RUNTIME, Package, package
+from vllm_neuron.compilation.cache import local_cache_root
+from vllm_neuron.config.resolved import ResolvedConfig
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,6 @@ class Report:
 
 def gather() -> Report:
     """Look at everything once."""
-    environment = tuple(envs.effective())
-    faults = [_fault(variable) for variable in envs.VARIABLES]
     return Report(
         platform=platform(),
         packages=tuple(package(name) for name in (*RUNTIME, *NEURON)),
@@ -96,8 +97,8 @@ def gather() -> Report:
         devices=devices(),
         kernels=kernels(),
         cache=cache_folder(),
-        environment=environment,
-        warnings=(*filter(None, faults), *envs.warnings()),
+        environment=tuple(envs.effective()),
+        warnings=environment_warnings(),
     )
 
 
@@ -140,18 +141,26 @@ def kernels() -> Kernels:
 
     backend, cpu_mode = _value("VLLM_NEURON_BACKEND"), bool(_value("VLLM_NEURON_CPU_MODE"))
     disabled = bool(_value("VLLM_NEURON_DISABLE_NKI_KERNELS"))
-    chosen = kernel_set_of(backend, cpu_mode, disabled)
+    # A configuration needs a model, which the doctor has not: these three fields are all that the choice reads.
+    choice = SimpleNamespace(backend=backend, cpu_mode=cpu_mode, disable_nki_kernels=disabled)
+    chosen = kernel_set_of(cast(ResolvedConfig, choice))
     reason = f"{backend} route {'in CPU mode' if cpu_mode else 'on Neuron devices'}"
     return Kernels(chosen.value, f"{reason}, VLLM_NEURON_DISABLE_NKI_KERNELS={int(disabled)}")
 
 
 def cache_folder() -> CacheFolder:
     """Size up the compile cache without creating it."""
-    path = Path(str(_value("VLLM_CACHE_ROOT"))) / "neuron" / "compile_cache"
+    path = local_cache_root()
     nearest = next(folder for folder in (path, *path.parents) if folder.exists())
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
     entries = sum(1 for _ in path.glob("*/*/manifest.json"))
     return CacheFolder(str(path), path.is_dir(), os.access(nearest, os.W_OK), entries, sum(sizes))
+
+
+def environment_warnings() -> tuple[str, ...]:
+    """Variables with bad values, unknown ones, and the like."""
+    faults = (_fault(name) for name in envs.VARIABLES)
+    return (*filter(None, faults), *envs.warnings())
 
 
 def _value(name: str) -> Any:
