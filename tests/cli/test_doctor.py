@@ -49,15 +49,21 @@ def test_platform_says_what_the_plugin_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.reasons == ("no devices here", "staying out")
 
 
-def test_platform_reports_a_plugin_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def register() -> None:
-        raise RuntimeError("vLLM 9.9 is not 0.16.0")
-
+def test_platform_reports_why_the_plugin_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setattr(vllm_neuron, "register", register, raising=False)
+    monkeypatch.setenv("VLLM_NEURON_CPU_MODE", "1")
+    monkeypatch.setenv("VLLM_NEURON_CPU_COMPILE", "1")
     found = report.platform()
     assert not found.active
-    assert "RuntimeError: vLLM 9.9 is not 0.16.0" in found.reasons
+    assert any("VLLM_NEURON_CPU_COMPILE" in reason for reason in found.reasons)
+
+
+def test_platform_without_devices_or_a_mode_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_PLUGINS", "VLLM_NEURON_CPU_MODE", "VLLM_NEURON_CPU_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
+    found = report.platform()
+    assert (found.active, found.mode) == (False, "neuron")
+    assert any("VLLM_NEURON_CPU_MODE=1" in reason for reason in found.reasons)
 
 
 @pytest.mark.parametrize("value", ["", "other"])

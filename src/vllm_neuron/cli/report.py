@@ -112,9 +112,10 @@ def platform() -> Platform:
     with _messages() as reasons:
         try:
             chosen = vllm_neuron.register()
-        except Exception as error:  # the fault is what is reported
-            reasons.append(f"{type(error).__name__}: {error}")
+        except SystemExit:  # the plugin has logged the cause
             chosen = None
+    if chosen is not None:
+        reasons.append("VLLM_NEURON_CPU_MODE=1 asks for it" if mode == "cpu" else "Neuron devices or CPU compile mode")
     return Platform(chosen is not None, mode, tuple(dict.fromkeys(reasons)))
 
 
