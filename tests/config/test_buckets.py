@@ -113,6 +113,7 @@ def test_rules_between_options(neuron: dict[str, Any], changes: dict[str, Any], 
         ({}, {"enable_chunked_prefill": False}),
         ({}, {"num_gpu_blocks_override": 9}),
         ({}, {"block_size": 256}),
+        ({}, {"block_size": 1}),
         ({}, {"max_num_seqs": 256}),
     ],
 )
@@ -183,8 +184,20 @@ def test_the_block_size_is_32_unless_set() -> None:
 
 def test_a_list_with_a_fault_of_its_own_is_reported_once() -> None:
     """What would follow from the unusable list, such as limits that do not match it, is not reported on top."""
-    (fault,) = faults({"neuron_config": {"num_batched_tokens_buckets": [256, 128]}}, max_num_seqs=4)
-    assert "ascending" in fault.rule
+    for option in ("num_batched_tokens_buckets", "num_seqs_buckets"):
+        fault = only_fault({"neuron_config": {option: [256, 128]}}, max_num_seqs=300)
+        assert "ascending" in fault.rule
+
+
+@pytest.mark.parametrize("option", ["num_batched_tokens_buckets", "num_seqs_buckets"])
+def test_a_list_that_does_not_match_its_limit_is_reported_once(option: str) -> None:
+    assert "must equal" in only_fault({"neuron_config": {option: [128, 200]}}, max_num_seqs=300).rule
+
+
+def test_only_a_limit_that_is_cut_is_explained() -> None:
+    neuron = {"num_batched_tokens_buckets": [128]}
+    assert "limited by" not in only_fault({"neuron_config": neuron}).rule
+    assert "limited by" in only_fault({"neuron_config": neuron}, max_num_batched_tokens=257).rule
 
 
 def test_all_faults_come_together() -> None:

@@ -72,7 +72,7 @@ def test_the_complete_example_of_the_reference() -> None:
 
     later = {"kv_cache_dtype": "fp8", "enable_prompt_embeds": True, "tensor_parallel_size": 32}
     config = {"neuron_config": {**COMPLETE, "on_device_sampling_config": {"all_greedy": True}}}
-    env = {"NEURON_COMPILED_ARTIFACTS": "/opt/cache", "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "4"}
+    env = {"NEURON_COMPILED_ARTIFACTS": "/models/cache", "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "4"}
     found = faults(config, env, **changes, **later)
     assert all(fault.later for fault in found)
     assert {fault.rule for fault in found} == {
