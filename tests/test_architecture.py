@@ -47,6 +47,7 @@ ENVIRONMENT_READERS = {
     "vllm_neuron.envs": "the table of all variables",
     "vllm_neuron.cli.report": "VLLM_PLUGINS, a variable of vLLM that decides whether this plugin is loaded at all",
     "vllm_neuron.compilation.key": "flags that compilers read themselves, which belong into the cache key",
+    "vllm_neuron.routes.select": "a mark of its own, so that one server warns once",
     "vllm_neuron.routes.xla_lower": "XLA_FLAGS, to leave XLA's own variable as it was found",
 }
 """Modules that may read the process environment, and what for."""
@@ -139,6 +140,26 @@ def test_packages_of_a_route_are_imported_inside_its_functions_only() -> None:
                     yield f"{module}:{node.lineno} imports {name}"
 
     violations(found())
+
+
+DISTRIBUTIONS = {"neuronxcc": "neuronx-cc"}
+"""Distributions whose name is not that of their module."""
+
+
+def test_every_imported_package_is_a_requirement() -> None:
+    from setuptools.config.setupcfg import read_configuration
+
+    options = read_configuration(REPOSITORY / "setup.cfg", ignore_option_errors=True)["options"]
+    listed = [*options["install_requires"], *(r for extra in options["extras_require"].values() for r in extra)]
+    names = {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in listed}
+    violations(
+        f"{module} imports {top}"
+        for module, path in MODULES.items()
+        for name, _ in imports(path, module)
+        if (top := name.split(".")[0]) not in sys.stdlib_module_names
+        and top != "vllm_neuron"
+        and DISTRIBUTIONS.get(top, top.replace("_", "-")) not in names
+    )
 
 
 def test_there_is_no_module_class() -> None:
@@ -242,7 +263,7 @@ def tracked_files() -> tuple[Path, ...]:
 
 
 UNWANTED = {
-    "a path of somebody's machine": r"(?<![\w.])/(?:work|home|root|Users)/\w|/opt/(?:venvs|models|wheels|pypi)",
+    "a path of somebody's machine": r"(?<![\w.])/(?:work|root|Users)/\w|/home/(?!somebody)|/opt/(?:venvs|models|wheels|pypi)",
     "the host of a package registry": r"(?:pypi\.org|pythonhosted\.org|--index-url|extra-index)",
     "an unfinished part": r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b",
     "a skipped test": r"pytest\.(?:mark\.)?(?:skip|xfail|importorskip)|unittest\.skip",

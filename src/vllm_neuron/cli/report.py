@@ -121,12 +121,13 @@ def platform() -> Platform:
 
 def routes() -> tuple[RouteReport, ...]:
     """Probe every route."""
-    from vllm_neuron.routes import select
+    from vllm_neuron.routes.select import select_route
 
-    selected = _value("VLLM_NEURON_BACKEND")
+    selected, cpu_mode = _value("VLLM_NEURON_BACKEND"), bool(_value("VLLM_NEURON_CPU_MODE"))
     reports = []
     for name in envs.BACKENDS:
-        probe = select.route(name).probe()
+        with _messages():
+            probe = select_route(name, cpu_mode).probe()
         reports.append(RouteReport(name, name == selected, probe.works, probe.reason, dict(probe.versions)))
     return tuple(reports)
 
