@@ -1,0 +1,1 @@
+"""Everything that names a vLLM type. Only this package imports vLLM."""

@@ -1,0 +1,81 @@
+"""Sampling on the host with vLLM's own sampler, grammar masks and prompt logprobs."""
+
+import numpy as np
+import torch
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.structured_output.utils import apply_grammar_bitmask
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.plugin.batch import Batch
+
+ALLOW_ALL = -1
+"""A word of a grammar's bit mask that allows every token."""
+
+PIECE_ROWS = 128
+"""Prompt logprobs are computed for so many tokens at a time: a row of logits takes 4 bytes for every token there is."""
+
+
+def apply_grammar(grammar: GrammarOutput, output: SchedulerOutput, batch: Batch, logits: torch.Tensor) -> None:
+    """Set the logits [R, V] of tokens that a grammar forbids to -inf, in place.
+
+    Requests without a grammar get a mask that allows all: vLLM applies masks for some rows only through pinned
+    memory, which a host without an accelerator does not have.
+    """
+    constrained = grammar.structured_output_request_ids
+    free = [req_id for req_id in batch.req_ids if req_id not in constrained]
+    masks = grammar.grammar_bitmask
+    allow = np.full((len(free), masks.shape[1]), ALLOW_ALL, masks.dtype)
+    everybody = GrammarOutput([*constrained, *free], np.concatenate([masks, allow]))
+    apply_grammar_bitmask(output, everybody, batch.input_batch, logits)
+
+
+class PromptLogprobs:
+    """Collects the logprobs of prompts, which may be computed over several steps.
+
+    Args:
+        executor: turns hidden states into logits.
+        sampler: turns logits into logprobs.
+        vocab_size: V.
+    """
+
+    def __init__(self, executor: GraphExecutor, sampler: Sampler, vocab_size: int) -> None:
+        self._executor = executor
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._collected: dict[str, LogprobsTensors] = {}
+
+    def discard(self, req_id: str) -> None:
+        """Forget a request that is gone."""
+        self._collected.pop(req_id, None)
+
+    def add(self, state: CachedRequestState, start: int, hidden: torch.Tensor) -> LogprobsTensors | None:
+        """Take the hidden states [n, H] of prompt tokens from position ``start`` on.
+
+        Returns:
+            The logprobs of all tokens but the first, once the prompt is complete; None before that, and for requests
+            that have not asked for any or have theirs already.
+        """
+        params = state.sampling_params
+        if params is None or params.prompt_logprobs is None or state.output_token_ids:
+            return None
+        wanted = self._vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs
+        prompt = state.prompt_token_ids or []
+        collected = self._collected.get(state.req_id)
+        if collected is None:
+            collected = LogprobsTensors.empty_cpu(len(prompt) - 1, wanted + 1)
+            self._collected[state.req_id] = collected
+        # The last token of the prompt predicts the first one of the answer, which the sampler deals with.
+        end = min(start + len(hidden), len(prompt) - 1)
+        for first in range(start, end, PIECE_ROWS):
+            last = min(first + PIECE_ROWS, end)
+            logits = self._executor.prompt_logits(hidden[first - start : last - start])
+            targets = torch.tensor(prompt[first + 1 : last + 1], dtype=torch.int64)
+            piece = self._sampler.gather_logprobs(self._sampler.compute_logprobs(logits), wanted, targets)
+            for whole, part in zip(collected[:3], piece[:3], strict=True):
+                whole[first:last] = part
+        if start + len(hidden) < len(prompt):
+            return None
+        return self._collected.pop(state.req_id)
