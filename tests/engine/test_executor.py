@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import os
+import sys
 import weakref
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from vllm_neuron.engine.compiler import CompileForbiddenError, kernel_set_of
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import GraphSpec, NoBucketError, list_graphs
 from vllm_neuron.engine.inputs import Row
-from vllm_neuron.engine.progress import GraphReady
+from vllm_neuron.engine.progress import GraphReady, warm_up_progress
 from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.models.model import Model, StepInputs
 
@@ -263,6 +265,19 @@ def test_progress_goes_to_the_log_when_there_is_no_terminal(caplog: pytest.LogCa
     assert len([line for line in lines if line.startswith("Graph ")]) == 3
     assert lines[-1].startswith("Warm-up: 3 graphs ready in ")
     assert lines[-1].endswith("(0 from the cache, 3 compiled)")
+
+
+def test_progress_on_a_terminal_is_a_bar_and_a_line_per_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with warm_up_progress(2) as report:
+            report(GraphReady("decode_b1_ctx128", 1, 2, 0.5, True))
+    text = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "Graph 1 of 2: decode_b1_ctx128 ready in 0.50 s (cache hit)" in text
+    assert "Warming up" in text
+    assert "1/2" in text
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,26 @@ def test_bytes_of_a_block() -> None:
 
 
 def test_default_start_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    budget = kv_budget_on_cpu(config(), 20 * GIB, 1)
+    # Long and many enough to use any budget.
+    resolved = config(max_model_len=65536, max_num_seqs=256)
+    budget = kv_budget_on_cpu(resolved, 20 * GIB, 1)
     assert budget.num_bytes == int(20 * GIB * 0.9 * 0.3)
     with caplog.at_level(logging.INFO):
-        assert kv_cache_bytes(config(), tiny_model(), torch.float32, budget) == 5 * GIB
+        assert kv_cache_bytes(resolved, tiny_model(), torch.float32, budget) == 5 * GIB
     assert "KV cache: 5.000 GiB per worker, from 20.000 GiB of host memory available / 1 local workers" in caplog.text
-    slightly_less = kv_budget_on_cpu(config(), int(19.5 * GIB), 1)
-    assert kv_cache_bytes(config(), tiny_model(), torch.float32, slightly_less) == 5 * GIB
+    slightly_less = kv_budget_on_cpu(resolved, int(19.5 * GIB), 1)
+    assert kv_cache_bytes(resolved, tiny_model(), torch.float32, slightly_less) == 5 * GIB
+
+
+def test_a_tiny_model_on_the_cpu_takes_no_gigabytes(caplog: pytest.LogCaptureFixture) -> None:
+    budget = kv_budget_on_cpu(config(), 20 * GIB, 1)
+    with caplog.at_level(logging.INFO):
+        # 4 times 4 requests of 256 tokens in blocks of 16, each with a block to spare.
+        assert kv_cache_bytes(config(), tiny_model(), torch.float32, budget) == 4 * 4 * 17 * BLOCK
+    assert "limited to 4 times what max_num_seqs=4 requests can use" in caplog.text
+    explicit = config(kv_headroom_gib=10.0)
+    budget = kv_budget_on_cpu(explicit, 20 * GIB, 1)
+    assert kv_cache_bytes(explicit, tiny_model(), torch.float32, budget) == 10 * GIB
 
 
 def test_settings_reach_the_budget() -> None:

@@ -22,6 +22,9 @@ from vllm_neuron.models.model import Model
 
 logger = logging.getLogger(__name__)
 
+CPU_CACHE_MULTIPLE = 4
+"""In CPU mode by default, KV for this many times max_num_seqs requests of max_model_len tokens, at most."""
+
 
 def kv_budget_on_cpu(config: ResolvedConfig, host_available: int, local_workers: int) -> KVBudget:
     """Budget of one worker in CPU mode; ``host_available`` is measured after the weights are loaded."""
@@ -37,7 +40,10 @@ def kv_budget_on_neuron(config: ResolvedConfig, model: Model, dtype: torch.dtype
 def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, budget: KVBudget) -> int:
     """Bytes the KV cache is to take: the budget after all checks, or exactly num_gpu_blocks_override blocks.
 
-    In CPU mode the budget is rounded down (`steady`), so that a restart finds the graphs of the start before it.
+    In CPU mode two things keep a development machine usable. The budget is rounded down (`steady`), so that a restart
+    finds the graphs of the start before it. And unless a headroom is set, which asks for all there is, the cache is no
+    larger than CPU_CACHE_MULTIPLE times what all requests can use at once: a tiny model would fill gigabytes with
+    millions of blocks.
 
     Raises:
         KVBudgetError: below the configured minimum, too small for one request of max_model_len, or more blocks set by
@@ -56,10 +62,15 @@ def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, bud
             )
         return blocks * per_block
     require_one_request(budget, per_block, config.block_size, config.max_model_len)
-    one_request = (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
-    minimum = round(config.kv_minimum_gib * GIB)
-    num_bytes = steady(budget.num_bytes, max(one_request, minimum)) if config.cpu_mode else budget.num_bytes
-    logger.info("KV cache: %.3f GiB per worker, from %s", num_bytes / GIB, budget.formula)
+    num_bytes, reason = budget.num_bytes, ""
+    if config.cpu_mode:
+        one_request = (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
+        num_bytes = steady(num_bytes, max(one_request, round(config.kv_minimum_gib * GIB)))
+        plenty = CPU_CACHE_MULTIPLE * config.max_num_seqs * one_request
+        if config.kv_headroom_gib is None and plenty < num_bytes:
+            num_bytes = plenty
+            reason = f", limited to {CPU_CACHE_MULTIPLE} times what max_num_seqs={config.max_num_seqs} requests can use"
+    logger.info("KV cache: %.3f GiB per worker, from %s%s", num_bytes / GIB, budget.formula, reason)
     return num_bytes
 
 

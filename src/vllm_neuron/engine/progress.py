@@ -1,6 +1,7 @@
 """One line per graph while a server warms up, so that nobody has to guess what it is doing and for how long."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,11 @@ def warm_up_progress(total: int) -> Iterator[Report]:
         yield lambda ready: logger.info("%s", ready)
         return
     columns = (TextColumn("Warming up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # A stream of our own: vLLM prefixes everything its processes write to sys.stderr, which would tear the bar apart.
+    with (
+        os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal,
+        Progress(*columns, console=Console(file=terminal), transient=True) as progress,
+    ):
         task = progress.add_task("graphs", total=total)
 
         def report(ready: GraphReady) -> None:
