@@ -1,0 +1,86 @@
+"""The configuration reference's examples, on a tiny model and one device: they start, or say what they still lack."""
+
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import checkpoint, greedy_oracle
+from tests.serving.engine import BACKENDS, generate, prompt, running_llm, statistics
+
+COMPLETE_EXAMPLE: dict[str, Any] = {
+    "max_model_len": 4096,
+    "max_num_seqs": 8,
+    "tensor_parallel_size": 1,
+    "block_size": 128,
+    "kv_cache_dtype": "fp8",
+    "enable_prompt_embeds": True,
+    "additional_config": {
+        "neuron_config": {
+            "num_seqs_buckets": [1, 2, 4, 8],
+            "kv_segment_size_buckets": [2048],
+            "num_batched_tokens_buckets": [2048],
+            "on_device_sampling_config": {"all_greedy": True},
+        }
+    },
+}
+UNSET = {"max_num_batched_tokens": None, "max_num_seqs": None, "block_size": None}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_real_overview_example_starts(backend: str) -> None:
+    path = checkpoint("llama")
+    example = {
+        **UNSET,
+        "max_model_len": 4096,
+        "num_gpu_blocks_override": 140,
+        "additional_config": {
+            "neuron_config": {
+                "num_batched_tokens_buckets": [128, 256, 512, 1024, 2048, 4096],
+                "num_seqs_buckets": [1, 2, 4, 8],
+            }
+        },
+    }
+    ids = prompt(1500, seed=1)
+    with running_llm(path, backend, **example) as llm:
+        assert generate(llm, [ids], 4) == [greedy_oracle(path, ids, 4)]
+        names = set(statistics(llm)["seconds"])
+    assert {f"prefill_t{t}_ctx4096" for t in (128, 256, 512, 1024, 2048, 4096)} <= names
+    assert {f"decode_b{b}_ctx4096" for b in (1, 2, 4, 8)} <= names
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_real_complete_example_without_what_comes_later_starts(backend: str) -> None:
+    path = checkpoint("llama")
+    example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70, "kv_cache_dtype": "auto"}
+    example |= {"enable_prompt_embeds": False}
+    neuron_config = dict(COMPLETE_EXAMPLE["additional_config"]["neuron_config"])
+    del neuron_config["on_device_sampling_config"]
+    example["additional_config"] = {"neuron_config": neuron_config}
+    ids = prompt(2500, seed=2)
+    with running_llm(path, backend, **example) as llm:
+        assert generate(llm, [ids], 4) == [greedy_oracle(path, ids, 4)]
+        assert "prefill_t2048_ctx4096" in statistics(llm)["seconds"]
+
+
+def test_real_complete_example_names_everything_it_lacks() -> None:
+    with pytest.raises(ValueError) as fault, running_llm(checkpoint("llama"), "", **{**UNSET, **COMPLETE_EXAMPLE}):
+        pass
+    text = str(fault.value)
+    for option in ("kv_cache_dtype", "enable_prompt_embeds", "on_device_sampling_config"):
+        assert any("not supported yet" in line and option in line for line in text.splitlines()), (option, text)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("additional_config", {"neuron_config": {"on_device_sampling_config": {"temperature": "0.7"}}}),
+        ("additional_config", {"neuron_config": {"on_device_sampling_config": {}}}),
+        ("additional_config", {"neuron_config": {"quantization": "mxfp4"}}),
+        ("additional_config", {"neuron_config": {}, "mm_language_model_only": True}),
+        ("enable_prompt_embeds", True),
+        ("kv_cache_dtype", "fp8"),
+    ],
+)
+def test_real_single_option_examples_say_what_is_missing(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="not supported yet"), running_llm(checkpoint("llama"), "", **{option: value}):
+        pass
