@@ -16,3 +16,5 @@ def configure_logging(level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
     logger.addHandler(handler)
+    # Some library that is imported later gives the root logger a handler, which would print every line again.
+    logger.propagate = False

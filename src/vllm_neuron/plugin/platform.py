@@ -39,7 +39,8 @@ class NeuronPlatform(Platform):
     """AWS Neuron, or the CPU in its place."""
 
     _enum = PlatformEnum.OOT
-    device_name = "neuron"
+    # vLLM makes torch devices of both.
+    device_name = "cpu"
     device_type = "cpu"
     dispatch_key = "CPU"
     dist_backend = "gloo"
