@@ -1,0 +1,195 @@
+"""vLLM's scheduler and our model runner around a model whose answer depends on every token it finds in its KV cache.
+
+The "model" keeps token ids where a real one keeps keys and values, in the same blocks and slots. Its next token is a
+hash of all it reads, so one wrong block, position or token anywhere shows in the answer; `answer` is the oracle.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.checkpoints import VOCAB_SIZE, checkpoint
+from vllm_neuron.engine.inputs import Row
+from vllm_neuron.models.model import StepOutputs
+from vllm_neuron.plugin.model_runner import NeuronModelRunner
+from vllm_neuron.plugin.scheduler import NeuronScheduler
+
+BLOCK_SIZE = 8
+HIDDEN = 4
+
+
+def make_config(**args: Any) -> VllmConfig:
+    """A VllmConfig of the tiny Llama, as vLLM's front end makes it."""
+    defaults = {"model": str(checkpoint("llama")), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+    return EngineArgs(
+        **{**defaults, "max_num_batched_tokens": 16, "block_size": BLOCK_SIZE, **args}
+    ).create_engine_config()
+
+
+def scores(context: Sequence[int]) -> np.ndarray:
+    """Logits [V] that stand for a context; no two contexts have the same."""
+    return np.random.default_rng([len(context), *context]).standard_normal(VOCAB_SIZE).astype(np.float32)
+
+
+def answer(prompt: Sequence[int], count: int) -> list[int]:
+    """What greedy decoding appends to the prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(scores(tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+class CachingExecutor:
+    """In place of `GraphExecutor`; remembers the steps."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._cache = np.full(num_blocks * BLOCK_SIZE, -1)
+        self.steps: list[tuple[str, int]] = []
+
+    def run_prefill(self, row: Row) -> StepOutputs:
+        self.steps.append(("prefill", len(row.token_ids)))
+        logits = self._run(row)
+        hidden = torch.zeros(len(row.token_ids), HIDDEN)
+        for index in range(len(row.token_ids)):
+            hidden[index, 0] = row.start + index
+        return StepOutputs(logits[: int(row.wants_logits)], hidden)
+
+    def run_decode(self, rows: Sequence[Row]) -> StepOutputs:
+        self.steps.append(("decode", len(rows)))
+        return StepOutputs(torch.cat([self._run(row) for row in rows]), torch.zeros(len(rows), HIDDEN))
+
+    def _run(self, row: Row) -> torch.Tensor:
+        positions = np.arange(row.end)
+        slots = row.block_ids[0][positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        assert slots.min() >= BLOCK_SIZE, "the null block is never written to"
+        self._cache[slots[row.start :]] = row.token_ids
+        return torch.from_numpy(scores(self._cache[slots].tolist()))[None]
+
+
+@dataclass
+class Trace:
+    """What happened: per step its kind, and how many requests were decoding when it was made."""
+
+    kinds: list[str] = field(default_factory=list)
+    decoding: list[int] = field(default_factory=list)
+    first_tokens: list[str] = field(default_factory=list)
+    preemptions: int = 0
+
+
+class Simulation:
+    """An engine without processes.
+
+    Args:
+        config: vLLM's configuration.
+        num_blocks: NB, blocks of the KV cache.
+    """
+
+    def __init__(self, config: VllmConfig, num_blocks: int) -> None:
+        config.cache_config.num_gpu_blocks = num_blocks
+        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        kv_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler = NeuronScheduler(
+            vllm_config=config,
+            kv_cache_config=kv_config,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_SIZE,
+            log_stats=True,
+        )
+        self.executor = CachingExecutor(num_blocks)
+        model: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        executor: Any = self.executor
+        self.runner = NeuronModelRunner(config, executor, model, 1)
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_fn)
+        self._hasher = get_request_block_hasher(BLOCK_SIZE, hash_fn)
+        self._num_blocks = num_blocks
+        self.trace = Trace()
+        self.tokens: dict[str, list[int]] = {}
+
+    def add(self, req_id: str, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> None:
+        """Queue a request; greedy unless told otherwise."""
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **sampling})
+        request = Request(req_id, list(prompt), params, None, None, block_hasher=self._hasher)
+        self.tokens[req_id] = []
+        self.scheduler.add_request(request)
+
+    def abort(self, req_id: str) -> None:
+        """What a client that goes away causes."""
+        self.scheduler.finish_requests(req_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+        """One step of the engine, with all that must hold of every step."""
+        decoding = self._decoding()
+        output = self.scheduler.schedule()
+        assert output.total_num_scheduled_tokens or not decoding, "an empty step while requests could go on"
+        self.trace.preemptions += len(output.preempted_req_ids or ())
+        result = self.runner.execute_model(output)
+        if result is None:
+            kind = self.executor.steps[-1][0]
+            self.trace.kinds.append(kind)
+            self.trace.decoding.append(decoding)
+            result = self.runner.sample_tokens(self.scheduler.get_grammar_bitmask(output))
+        self._check(output, result)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for item in outputs.outputs:
+                if item.new_token_ids and not self.tokens[item.request_id]:
+                    self.trace.first_tokens.append(item.request_id)
+                self.tokens[item.request_id] += item.new_token_ids
+        return output, result
+
+    def run(self, limit: int = 2000) -> None:
+        """Steps until nothing is left."""
+        for _ in range(limit):
+            if not self.scheduler.has_requests():
+                self._check_end()
+                return
+            self.step()
+        raise AssertionError(f"not finished after {limit} steps: {self.scheduler.requests}")
+
+    def longest_prefill_run(self) -> int:
+        """Most prefill steps in a row while requests were decoding."""
+        longest = current = 0
+        for kind, decoding in zip(self.trace.kinds, self.trace.decoding, strict=True):
+            current = current + 1 if kind == "prefill" and decoding else 0
+            longest = max(longest, current)
+        return longest
+
+    def _decoding(self) -> int:
+        return sum(r.num_computed_tokens == r.num_tokens - 1 >= r.num_prompt_tokens for r in self.scheduler.running)
+
+    def _check(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        scheduled = output.num_scheduled_tokens
+        assert set(result.req_ids) == set(scheduled)
+        assert sum(scheduled.values()) <= self.scheduler.scheduler_config.max_num_batched_tokens
+        if self.trace.kinds and scheduled and self.trace.kinds[-1] == "decode":
+            assert set(scheduled.values()) == {1}
+        assert len(self.scheduler.running) <= self.scheduler.max_num_running_reqs
+        assert self.scheduler.max_num_running_reqs == self.scheduler.scheduler_config.max_num_seqs
+
+    def _check_end(self) -> None:
+        assert not self.scheduler.requests and not self.scheduler.running and not self.scheduler.waiting
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self._num_blocks - 1, "a block has leaked"
+        self.step()
+        assert not len(self.runner.states), "the runner keeps a request that is gone"
+
+
+def prompts(lengths: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
+    """Random prompts of these lengths."""
+    rng = np.random.default_rng(seed)
+    for length in lengths:
+        yield rng.integers(3, VOCAB_SIZE, length).tolist()
