@@ -1,0 +1,94 @@
+// y [M, N] = x [M, K] w[N, K]^T for few rows, where reading the weight once at full memory speed is all that counts.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <algorithm>
+
+#include "vec.h"
+
+namespace linear {
+
+constexpr int kWide = 4;     // rows of w at a time: four streams from memory, and four sums make one store
+constexpr int kMaxRows = 6;  // rows of x at a time: 6 x 4 sums leave registers for the operands
+
+// Sums of ROWS x 4 products over K.
+template <int ROWS, class T>
+inline void tile(const T* x, const T* w, int64_t K, float (*out)[kWide]) {
+  vec::F sums[ROWS][kWide] = {};
+  int64_t k = 0;
+  for (; k + vec::kLanes <= K; k += vec::kLanes) {
+    vec::F wide[kWide];
+    for (int n = 0; n < kWide; n++) wide[n] = vec::load(w + n * K + k);
+    for (int m = 0; m < ROWS; m++) {
+      const vec::F row = vec::load(x + m * K + k);
+      for (int n = 0; n < kWide; n++) sums[m][n] += row * wide[n];
+    }
+  }
+  if (k < K) {
+    for (int m = 0; m < ROWS; m++)
+      for (int n = 0; n < kWide; n++)
+        sums[m][n] += vec::load(x + m * K + k, K - k) * vec::load(w + n * K + k, K - k);
+  }
+  for (int m = 0; m < ROWS; m++) vec::sum4(out[m], sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+}
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <int ROWS>
+inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, float (*out)[kWide]) {
+  __m512 sums[ROWS][kWide];
+  for (int m = 0; m < ROWS; m++)
+    for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_setzero_ps();
+  const auto step = [&](int64_t k, __mmask32 mask) {
+    __m512bh wide[kWide];
+    for (int n = 0; n < kWide; n++) wide[n] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + n * K + k);
+    for (int m = 0; m < ROWS; m++) {
+      const __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + m * K + k);
+      for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], row, wide[n]);
+    }
+  };
+  int64_t k = 0;
+  for (; k + 32 <= K; k += 32) step(k, ~__mmask32(0));
+  if (k < K) step(k, (__mmask32(1) << (K - k)) - 1);
+  for (int m = 0; m < ROWS; m++)
+    vec::sum4(out[m], (vec::F)sums[m][0], (vec::F)sums[m][1], (vec::F)sums[m][2], (vec::F)sums[m][3]);
+}
+#endif
+
+template <int ROWS, class T>
+void columns(const T* x, const T* w, const T* bias, T* y, int64_t N, int64_t K, int64_t n) {
+  float sums[ROWS][kWide];
+  tile<ROWS>(x, w + n * K, K, sums);
+  for (int m = 0; m < ROWS; m++)
+    for (int i = 0; i < kWide; i++) y[m * N + n + i] = T(sums[m][i] + (bias ? float(bias[n + i]) : 0.0f));
+}
+
+// Up to three columns that are left over when 4 does not divide N.
+template <class T>
+void leftover(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K, int64_t n) {
+  for (; n < N; n++)
+    for (int64_t m = 0; m < M; m++) {
+      vec::F sums{};
+      for (int64_t k = 0; k < K; k += vec::kLanes) {
+        const int64_t left = std::min(vec::kLanes, K - k);
+        sums += vec::load(x + m * K + k, left) * vec::load(w + n * K + k, left);
+      }
+      y[m * N + n] = T(vec::sum(sums) + (bias ? float(bias[n]) : 0.0f));
+    }
+}
+
+template <class T>
+void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K) {
+  using Columns = void (*)(const T*, const T*, const T*, T*, int64_t, int64_t, int64_t);
+  constexpr Columns kernels[] = {columns<1, T>, columns<2, T>, columns<3, T>, columns<4, T>, columns<5, T>, columns<6, T>};
+  const int64_t passes = (M + kMaxRows - 1) / kMaxRows;
+  const int64_t rows = (M + passes - 1) / passes;
+  const int64_t tiles = N / kWide;
+  at::parallel_for(0, tiles, std::max<int64_t>(1, 16384 / (M * K)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      for (int64_t m = 0; m < M; m += rows)
+        kernels[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
+  });
+  leftover(x, w, bias, y, M, N, K, tiles * kWide);
+}
+
+}  // namespace linear

@@ -1,0 +1,369 @@
+// The operators of kernels/*_torch.py for the CPU, registered with PyTorch. Their Python side is ops.py.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <torch/library.h>
+
+#include "attention.h"
+#include "linear.h"
+#include "pointwise.h"
+
+namespace {
+
+using at::Tensor;
+
+// Rows of x up to which reading the weight decides the time of a product, so that our own kernel is faster.
+constexpr int64_t kFewRows = 32;
+// Rows of one request from which attention is done in matrix products.
+constexpr int64_t kManyRows = 16;
+// Rows of such a product: few enough to skip most of what causality hides.
+constexpr int64_t kQueryRows = 128;
+
+// Calls f with a value of the tensor's element type.
+template <class Function>
+void with_type(const Tensor& tensor, const char* op, Function f) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return f(float{});
+    case at::kBFloat16:
+      return f(c10::BFloat16{});
+    case at::kHalf:
+      return f(c10::Half{});
+    default:
+      TORCH_CHECK(false, op, " takes float32, bfloat16 or float16, not ", tensor.scalar_type());
+  }
+}
+
+void check_same(const char* op, const Tensor& a, const Tensor& b) {
+  TORCH_CHECK(a.scalar_type() == b.scalar_type(), op, ": ", a.scalar_type(), " and ", b.scalar_type());
+}
+
+void check_indices(const char* op, const Tensor& tensor) {
+  TORCH_CHECK(tensor.scalar_type() == at::kInt, op, " takes int32 indices, not ", tensor.scalar_type());
+}
+
+template <class Function>
+void parallel_rows(int64_t rows, int64_t work_per_row, Function f) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, work_per_row)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; row++) f(row);
+                   });
+}
+
+Tensor embedding(const Tensor& ids, const Tensor& table) {
+  check_indices("embedding", ids);
+  const Tensor index = ids.contiguous(), rows = table.contiguous();
+  const int64_t count = index.numel(), bytes = rows.size(1) * rows.element_size();
+  Tensor out = at::empty({count, rows.size(1)}, rows.options());
+  const auto* id = index.const_data_ptr<int32_t>();
+  for (int64_t t = 0; t < count; t++) {
+    TORCH_CHECK_INDEX(0 <= id[t] && id[t] < rows.size(0), "token id ", id[t], " of a vocabulary of ", rows.size(0));
+    std::memcpy(static_cast<char*>(out.mutable_data_ptr()) + t * bytes,
+                static_cast<const char*>(rows.const_data_ptr()) + id[t] * bytes, bytes);
+  }
+  return out;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  if (x.size(0) > kFewRows || x.size(0) == 0) return at::linear(x, weight, bias);
+  check_same("linear", x, weight);
+  TORCH_CHECK(x.size(1) == weight.size(1), "linear: x ", x.sizes(), " and weight ", weight.sizes());
+  const Tensor rows = x.contiguous(), matrix = weight.contiguous();
+  const Tensor offset = bias ? bias->contiguous() : Tensor();
+  if (bias) check_same("linear", x, offset);
+  Tensor out = at::empty({rows.size(0), matrix.size(0)}, rows.options());
+  with_type(rows, "linear", [&](auto type) {
+    using T = decltype(type);
+    ::linear::few_rows(rows.const_data_ptr<T>(), matrix.const_data_ptr<T>(),
+                       bias ? offset.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>(), rows.size(0),
+                       matrix.size(0), rows.size(1));
+  });
+  return out;
+}
+
+// A tensor whose last dimension is contiguous, as rows in up to two dimensions.
+struct Rows {
+  Tensor tensor;
+  int64_t outer, inner, outer_stride, inner_stride, size;
+
+  explicit Rows(const Tensor& x) {
+    tensor = x.dim() <= 3 && x.stride(-1) == 1 ? x : x.contiguous();
+    size = tensor.size(-1);
+    inner = tensor.dim() == 3 ? tensor.size(1) : 1;
+    inner_stride = tensor.dim() == 3 ? tensor.stride(1) : 0;
+    outer = size && inner ? tensor.numel() / (size * inner) : 0;
+    outer_stride = tensor.dim() == 1 ? 0 : tensor.dim() <= 3 ? tensor.stride(0) : size;
+  }
+
+  int64_t count() const { return outer * inner; }
+
+  template <class T>
+  const T* at(int64_t row) const {
+    return tensor.const_data_ptr<T>() + row / inner * outer_stride + row % inner * inner_stride;
+  }
+};
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  check_same("rms_norm", x, weight);
+  const Rows rows(x);
+  const Tensor gain = weight.contiguous();
+  Tensor out = at::empty(x.sizes(), x.options());
+  with_type(x, "rms_norm", [&](auto type) {
+    using T = decltype(type);
+    auto* to = out.mutable_data_ptr<T>();
+    const auto* scale = gain.const_data_ptr<T>();
+    parallel_rows(rows.count(), rows.size, [&](int64_t row) {
+      pointwise::rms_norm(rows.at<T>(row), scale, to + row * rows.size, rows.size, float(eps));
+    });
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  check_same("add_rms_norm", x, residual);
+  check_same("add_rms_norm", x, weight);
+  const Rows a(x), b(residual);
+  const Tensor gain = weight.contiguous();
+  Tensor normed = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
+  with_type(x, "add_rms_norm", [&](auto type) {
+    using T = decltype(type);
+    auto *sum = total.mutable_data_ptr<T>(), *to = normed.mutable_data_ptr<T>();
+    const auto* scale = gain.const_data_ptr<T>();
+    parallel_rows(a.count(), 2 * a.size, [&](int64_t row) {
+      T* here = sum + row * a.size;
+      pointwise::add(a.at<T>(row), b.at<T>(row), here, a.size);
+      pointwise::rms_norm(here, scale, to + row * a.size, a.size, float(eps));
+    });
+  });
+  return {normed, total};
+}
+
+std::tuple<Tensor, Tensor> rope(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin) {
+  check_same("rope", q, k);
+  TORCH_CHECK(cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat, "rope takes float32 tables");
+  const Rows queries(q), keys(k);
+  const Tensor c = cos.contiguous(), s = sin.contiguous();
+  TORCH_CHECK(queries.size == 2 * c.size(-1) && keys.size == queries.size, "rope: heads of ", queries.size, " and ",
+              keys.size, " elements, tables of ", c.size(-1));
+  Tensor new_q = at::empty(q.sizes(), q.options()), new_k = at::empty(k.sizes(), k.options());
+  const auto *cosines = c.const_data_ptr<float>(), *sines = s.const_data_ptr<float>();
+  with_type(q, "rope", [&](auto type) {
+    using T = decltype(type);
+    const auto rotate = [&](const Rows& rows, Tensor& out, int64_t token) {
+      for (int64_t head = 0; head < rows.inner; head++) {
+        const int64_t row = token * rows.inner + head;
+        pointwise::rotate(rows.at<T>(row), cosines + token * rows.size / 2, sines + token * rows.size / 2,
+                          out.mutable_data_ptr<T>() + row * rows.size, rows.size);
+      }
+    };
+    parallel_rows(q.size(0), queries.size * (queries.inner + keys.inner), [&](int64_t token) {
+      rotate(queries, new_q, token);
+      rotate(keys, new_k, token);
+    });
+  });
+  return {new_q, new_k};
+}
+
+Tensor silu_mul(const Tensor& gate_up) {
+  const Rows rows(gate_up);
+  const int64_t size = rows.size / 2;
+  Tensor out = at::empty({gate_up.size(0), size}, gate_up.options());
+  with_type(gate_up, "silu_mul", [&](auto type) {
+    using T = decltype(type);
+    auto* to = out.mutable_data_ptr<T>();
+    parallel_rows(rows.count(), 4 * size, [&](int64_t row) {
+      const T* gate = rows.at<T>(row);
+      pointwise::silu_mul(gate, gate + size, to + row * size, size);
+    });
+  });
+  return out;
+}
+
+void kv_write(Tensor& k_cache, Tensor& v_cache, const Tensor& k, const Tensor& v, const Tensor& slots) {
+  check_indices("kv_write", slots);
+  const Tensor index = slots.contiguous();
+  const auto* slot = index.const_data_ptr<int32_t>();
+  const int64_t total = k_cache.size(0) * k_cache.size(1);
+  for (const auto& [cache, rows] : {std::pair<Tensor&, const Tensor&>{k_cache, k}, {v_cache, v}}) {
+    check_same("kv_write", cache, rows);
+    TORCH_CHECK(cache.is_contiguous() && cache.size(2) == rows.size(1) && cache.size(3) == rows.size(2),
+                "kv_write: rows ", rows.sizes(), " into a cache ", cache.sizes());
+    const Tensor source = rows.stride(2) == 1 && rows.stride(1) == rows.size(2) ? rows : rows.contiguous();
+    const int64_t item = source.element_size(), bytes = source.size(1) * source.size(2) * item;
+    auto* to = static_cast<char*>(cache.mutable_data_ptr());
+    const auto* from = static_cast<const char*>(source.const_data_ptr());
+    for (int64_t t = 0; t < index.numel(); t++) {
+      TORCH_CHECK_INDEX(0 <= slot[t] && slot[t] < total, "slot ", slot[t], " of a KV cache of ", total);
+      std::memcpy(to + slot[t] * bytes, from + t * source.stride(0) * item, bytes);
+    }
+  }
+}
+
+// One call of paged_attention: sizes and where the indices are.
+struct Call {
+  const Tensor &k_cache, &v_cache;
+  int64_t requests, rows, heads, kv_heads, groups, dim, block_size, blocks;
+  const int32_t *table, *positions;
+  float scale;
+  std::optional<int64_t> window;
+
+  int64_t end(int64_t row) const { return std::min<int64_t>(positions[row] + 1, blocks * block_size); }
+  int64_t begin(int64_t row) const { return window ? std::max<int64_t>(0, end(row) - *window) : 0; }
+
+  template <class T>
+  attention::Pages<T> pages(const Tensor& cache, int64_t request, int64_t kv_head) const {
+    return {cache.const_data_ptr<T>(), table + request * blocks, block_size, kv_heads * dim, kv_head * dim};
+  }
+};
+
+// Each row by itself: pieces of (row, KV head, 256 tokens) over all threads, then the pieces of a row put together.
+template <class T>
+void attend_rows(const Call& call, const T* q, T* out) {
+  const int64_t tokens = call.requests * call.rows, groups = call.groups, dim = call.dim;
+  const int64_t wide = (dim + vec::kLanes - 1) / vec::kLanes * vec::kLanes;
+  std::vector<int64_t> first(tokens + 1, 0);
+  for (int64_t t = 0; t < tokens; t++)
+    first[t + 1] = first[t] + (call.end(t) - call.begin(t) + attention::kChunk - 1) / attention::kChunk;
+  const int64_t chunks = first[tokens], pieces = chunks * call.kv_heads;
+  std::vector<float> maxima(pieces * groups), sums(pieces * groups), partial(pieces * groups * wide);
+  at::parallel_for(0, pieces, 1, [&](int64_t from, int64_t to) {
+    std::vector<float> query(groups * wide, 0.0f);
+    for (int64_t piece = from; piece < to; piece++) {
+      const int64_t index = piece / call.kv_heads, kv_head = piece % call.kv_heads;
+      const int64_t t = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
+      for (int64_t g = 0; g < groups; g++)
+        for (int64_t d = 0; d < dim; d++)
+          query[g * wide + d] = float(q[(t * call.heads + kv_head * groups + g) * dim + d]) * call.scale;
+      const int64_t begin = call.begin(t) + (index - first[t]) * attention::kChunk;
+      attention::chunk(query.data(), call.pages<T>(call.k_cache, t / call.rows, kv_head),
+                       call.pages<T>(call.v_cache, t / call.rows, kv_head), begin,
+                       std::min(begin + attention::kChunk, call.end(t)), groups, dim, wide, &maxima[piece * groups],
+                       &sums[piece * groups], &partial[piece * groups * wide]);
+    }
+  });
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t head = 0; head < call.heads; head++) {
+      const auto at = [&](int64_t index) {
+        return (index * call.kv_heads + head / groups) * groups + head % groups;
+      };
+      float top = attention::kNothing, total = 0.0f;
+      for (int64_t i = first[t]; i < first[t + 1]; i++) top = std::max(top, maxima[at(i)]);
+      float row[wide];
+      std::fill(row, row + wide, 0.0f);
+      for (int64_t i = first[t]; i < first[t + 1]; i++) {
+        const float factor = std::exp(maxima[at(i)] - top);
+        total += sums[at(i)] * factor;
+        for (int64_t d = 0; d < wide; d++) row[d] += partial[at(i) * wide + d] * factor;
+      }
+      for (int64_t d = 0; d < dim; d++) out[(t * call.heads + head) * dim + d] = T(row[d] / total);
+    }
+}
+
+// Many rows of one request: its visible tokens gathered once, then blocks of rows in matrix products over KV heads.
+template <class T>
+void attend_request(const Call& call, int64_t request, const Tensor& q, const T* queries, T* out) {
+  const int64_t first = request * call.rows, dim = call.dim, groups = call.groups, kv_heads = call.kv_heads;
+  // Rows at the end that repeat a position are padding: nobody reads their results.
+  int64_t live = call.rows;
+  while (live > 1 && call.positions[first + live - 1] == call.positions[first + live - 2]) live--;
+  std::fill(out + (first + live) * call.heads * dim, out + (first + call.rows) * call.heads * dim, T(0.0f));
+  int64_t begin = call.begin(first), end = call.end(first);
+  for (int64_t row = first; row < first + live; row++)
+    begin = std::min(begin, call.begin(row)), end = std::max(end, call.end(row));
+  const int64_t context = end - begin;
+  Tensor keys = at::empty({kv_heads, context, dim}, q.options()), values = at::empty_like(keys);
+  parallel_rows(context, 2 * kv_heads * dim, [&](int64_t token) {
+    for (int64_t head = 0; head < kv_heads; head++) {
+      const int64_t to = (head * context + token) * dim;
+      std::memcpy(keys.mutable_data_ptr<T>() + to, call.pages<T>(call.k_cache, request, head).at(begin + token),
+                  dim * sizeof(T));
+      std::memcpy(values.mutable_data_ptr<T>() + to, call.pages<T>(call.v_cache, request, head).at(begin + token),
+                  dim * sizeof(T));
+    }
+  });
+  // A power of two is exact in every type and keeps half-precision scores from overflowing.
+  const float power = std::exp2(std::floor(std::log2(call.scale)));
+  for (int64_t start = 0; start < live; start += kQueryRows) {
+    const int64_t rows = std::min(kQueryRows, live - start);
+    int64_t low = end, high = begin;
+    for (int64_t row = first + start; row < first + start + rows; row++)
+      low = std::min(low, call.begin(row)), high = std::max(high, call.end(row));
+    // [K, G * rows, D]
+    Tensor block = at::empty({kv_heads, groups * rows, dim}, q.options());
+    parallel_rows(call.heads * rows, dim, [&](int64_t i) {
+      const int64_t head = i / rows, row = i % rows;
+      const T* from = queries + ((first + start + row) * call.heads + head) * dim;
+      T* to = block.mutable_data_ptr<T>() + i * dim;
+      for (int64_t d = 0; d < dim; d++) to[d] = T(float(from[d]) * power);
+    });
+    const Tensor seen = keys.narrow(1, low - begin, high - low);
+    Tensor scores = at::bmm(block, seen.transpose(1, 2));
+    parallel_rows(call.heads * rows, high - low, [&](int64_t i) {
+      const int64_t row = first + start + i % rows, count = high - low;
+      attention::softmax(scores.mutable_data_ptr<T>() + i * count, call.begin(row) - low, call.end(row) - low, count,
+                         call.scale / power);
+    });
+    const Tensor result = at::bmm(scores, values.narrow(1, low - begin, high - low));
+    parallel_rows(call.heads * rows, dim, [&](int64_t i) {
+      const int64_t head = i / rows, row = i % rows;
+      std::memcpy(out + ((first + start + row) * call.heads + head) * dim, result.const_data_ptr<T>() + i * dim,
+                  dim * sizeof(T));
+    });
+  }
+}
+
+Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+                       const Tensor& positions, double scale, std::optional<int64_t> window) {
+  check_same("paged_attention", q, k_cache);
+  check_same("paged_attention", q, v_cache);
+  check_indices("paged_attention", block_table);
+  check_indices("paged_attention", positions);
+  TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(), "paged_attention takes contiguous caches");
+  TORCH_CHECK(scale > 0, "paged_attention: scale ", scale, " is not positive");
+  const Tensor queries = q.contiguous(), table = block_table.contiguous(), at_position = positions.contiguous();
+  const int64_t tokens = q.size(0), heads = q.size(1), requests = table.size(0), kv_heads = k_cache.size(2);
+  TORCH_CHECK(tokens % requests == 0 && heads % kv_heads == 0 && q.size(2) == k_cache.size(3),
+              "paged_attention: q ", q.sizes(), ", cache ", k_cache.sizes(), ", block table ", table.sizes());
+  const Call call{k_cache, v_cache, requests, tokens / requests, heads, kv_heads, heads / kv_heads, q.size(2),
+                  k_cache.size(1), table.size(1), table.const_data_ptr<int32_t>(),
+                  at_position.const_data_ptr<int32_t>(), float(scale), window};
+  Tensor out = at::empty(q.sizes(), q.options());
+  with_type(q, "paged_attention", [&](auto type) {
+    using T = decltype(type);
+    const T* from = queries.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    if (call.rows < kManyRows) return attend_rows(call, from, to);
+    for (int64_t request = 0; request < requests; request++) attend_request(call, request, queries, from, to);
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(vllm_neuron_cpu, library) {
+  library.def("embedding(Tensor ids, Tensor table) -> Tensor");
+  library.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
+  library.def("silu_mul(Tensor gate_up) -> Tensor");
+  library.def("kv_write(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slots) -> ()");
+  library.def(
+      "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor positions, float scale, "
+      "int? window) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
+  library.impl("embedding", &embedding);
+  library.impl("linear", &linear);
+  library.impl("rms_norm", &rms_norm);
+  library.impl("add_rms_norm", &add_rms_norm);
+  library.impl("rope", &rope);
+  library.impl("silu_mul", &silu_mul);
+  library.impl("kv_write", &kv_write);
+  library.impl("paged_attention", &paged_attention);
+}

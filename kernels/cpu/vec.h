@@ -1,0 +1,135 @@
+// Sixteen floats at a time: loads and stores that widen and round, sums and exp. GCC's vector extensions, so any CPU.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace vec {
+
+constexpr int64_t kLanes = 16;
+using F = float __attribute__((vector_size(64)));
+using I = int32_t __attribute__((vector_size(64)));
+using U = uint32_t __attribute__((vector_size(64)));
+using U16 = uint16_t __attribute__((vector_size(32)));
+
+inline F splat(float x) { return x - F{}; }
+
+inline F load(const float* p) {
+  F v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline F load(const c10::BFloat16* p) {
+  U16 bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return (F)(__builtin_convertvector(bits, U) << 16);
+}
+
+inline F load(const c10::Half* p) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#else
+  F v;
+  for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
+  return v;
+#endif
+}
+
+inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+
+inline void store(c10::BFloat16* p, F v) {
+#if defined(__AVX512BF16__)
+  auto bits = _mm512_cvtneps_pbh((__m512)v);
+#else
+  const U x = (U)v;
+  const U even = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
+  // Rounding would carry a NaN's bits over into an infinity or beyond.
+  const U rounded = (v == v) ? even : (even | 0x7fc0u);
+  const U16 bits = __builtin_convertvector(rounded, U16);
+#endif
+  std::memcpy(p, &bits, 32);
+}
+
+inline void store(c10::Half* p, F v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; i++) p[i] = c10::Half(v[i]);
+#endif
+}
+
+// The first n < 16 elements; zero beyond.
+template <class T>
+inline F load(const T* p, int64_t n) {
+  T buffer[kLanes] = {};
+  std::memcpy(buffer, p, n * sizeof(T));
+  return load(buffer);
+}
+
+template <class T>
+inline void store(T* p, F v, int64_t n) {
+  T buffer[kLanes];
+  store(buffer, v);
+  std::memcpy(p, buffer, n * sizeof(T));
+}
+
+// Sums of four vectors, into p[0..3].
+inline void sum4(float* p, F a, F b, F c, F d) {
+#if defined(__AVX512DQ__)
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b), _mm512_unpackhi_ps((__m512)a, (__m512)b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps((__m512)c, (__m512)d), _mm512_unpackhi_ps((__m512)c, (__m512)d));
+  const __m512d low = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), high = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+  const __m512 lanes = _mm512_add_ps((__m512)low, (__m512)high);
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+  float s[4] = {};
+  for (int i = 0; i < kLanes; i++) s[0] += a[i], s[1] += b[i], s[2] += c[i], s[3] += d[i];
+  std::memcpy(p, s, sizeof s);
+#endif
+}
+
+inline float sum(F a) {
+  float s[4];
+  sum4(s, a, F{}, F{}, F{});
+  return s[0];
+}
+
+inline F max(F a, F b) { return a > b ? a : b; }
+
+inline float max(F a) {
+  float m = a[0];
+  for (int i = 1; i < kLanes; i++) m = a[i] > m ? a[i] : m;
+  return m;
+}
+
+// exp with a relative error below 2e-7; 0 under -87, and finite (about 1e38) above 87.
+inline F exp(F x) {
+  const F low = splat(-87.0f), high = splat(87.0f);
+  const I underflow = x < low;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  // x = n log 2 + r with |r| <= log(2) / 2; adding and subtracting 1.5 * 2^23 rounds to an integer.
+  const F magic = splat(12582912.0f);
+  const F shifted = x * 1.44269504f + magic;
+  const F n = shifted - magic;
+  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  F p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const I power = (__builtin_convertvector(n, I) + 127) << 23;
+  const F result = p * (F)power;
+  return underflow ? F{} : result;
+}
+
+}  // namespace vec

@@ -1,0 +1,262 @@
+"""The native route: PyTorch's own graph (FX over ATen), compiled for the CPU or by Neuron's torch backend.
+
+A step is captured on fake tensors, the KV cache is donated (updated in place), and what remains is straight-line code
+over operators. In CPU mode that code runs as it is, with the kernels that were selected while tracing: C++ kernels, or
+ATen's for the torch twins. There is no guard and no dispatch per step, and compiling takes no time beyond the trace.
+
+On Neuron devices the same straight-line function goes to `torch.compile(backend="neuron", fullgraph=True)`, which the
+package torch-neuronx registers. That path has not been run on hardware.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils import _pytree as pytree
+
+from vllm_neuron import envs
+from vllm_neuron.routes import native_code
+from vllm_neuron.routes.native_capture import Captured, Leaf, Signature, capture
+from vllm_neuron.routes.native_code import FlatStep
+from vllm_neuron.routes.native_donation import donate
+from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
+
+_MAGIC = b"vllm-neuron native 1\n"
+_CPU_KERNELS = "vllm_neuron_cpu"
+"""Namespace of the operators that `kernels.cpu` registers when its `ops` module is imported."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedWeights:
+    """Weights by their path in the tree they came in."""
+
+    by_path: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedCache:
+    """Keys and values of each layer in turn. Executables update them in place."""
+
+    tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class NativeExecutable:
+    """A compiled step; see `Executable`."""
+
+    name: str
+    signature: Signature
+    source: str
+    platform: str
+    _step: FlatStep = field(init=False, repr=False)
+    _weights: tuple[Placed, tuple[torch.Tensor, ...]] = field(init=False, repr=False, default=(None, ()))
+    _cache: Placed = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._step = _function(self.source, self.platform)
+        self._shapes = [leaf.shape for leaf in self.signature.inputs]
+
+    def __call__(self, weights: Placed, kv_cache: Placed, inputs: PyTree) -> tuple[PyTree, Placed]:
+        if weights is not self._weights[0]:
+            self._weights = weights, self._bind(weights)
+        if kv_cache is not self._cache:
+            _check_forms(self.name, self.signature.kv_cache, kv_cache.tensors)
+            self._cache = kv_cache
+        leaves = pytree.tree_leaves(inputs)
+        if [leaf.shape for leaf in leaves] != self._shapes:
+            _check_forms(self.name, self.signature.inputs, leaves)
+        if self.platform != "cpu":
+            leaves = [leaf.to(self.platform) for leaf in leaves]
+        with torch.no_grad():
+            outputs = self._step(self._weights[1], kv_cache.tensors, leaves)
+        if self.platform != "cpu":
+            outputs = tuple(output.cpu() for output in outputs)
+        return pytree.tree_unflatten(outputs, self.signature.outputs), kv_cache
+
+    def save(self) -> bytes:
+        header = {"platform": self.platform, "versions": versions(self.platform)}
+        body = pickle.dumps((self.name, self.signature, self.source))
+        return _MAGIC + json.dumps(header).encode() + b"\n" + body
+
+    def _bind(self, weights: PlacedWeights) -> tuple[torch.Tensor, ...]:
+        """The graph's weights in its order."""
+        missing = [leaf.path for leaf in self.signature.weights if leaf.path not in weights.by_path]
+        if missing:
+            raise ValueError(f"{self.name}: no weight {', '.join(missing)}")
+        bound = tuple(weights.by_path[leaf.path] for leaf in self.signature.weights)
+        _check_forms(self.name, self.signature.weights, bound)
+        return bound
+
+
+@dataclass(frozen=True)
+class NativeLowered:
+    """Straight-line code of a step with the KV cache donated; see `Lowered`."""
+
+    name: str
+    signature: Signature
+    source: str
+    platform: str
+
+    def text(self) -> str:
+        return f"{self.signature}\n\n{self.source}"
+
+    def compile(self) -> NativeExecutable:
+        return NativeExecutable(self.name, self.signature, self.source, self.platform)
+
+
+@dataclass(frozen=True)
+class NativeTraced:
+    """FX graph of a step; see `Traced`."""
+
+    name: str
+    captured: Captured
+    platform: str
+
+    def text(self) -> str:
+        signature = self.captured.signature
+        return f"{signature}\n\n{_source(self.captured)}"
+
+    def lower(self) -> NativeLowered:
+        signature = self.captured.signature
+        graph = torch.fx.Graph()
+        graph.output(graph.graph_copy(self.captured.graph, {}))
+        donate(self.name, graph, len(signature.weights), len(signature.kv_cache))
+        return NativeLowered(self.name, signature, _source(Captured(graph, signature)), self.platform)
+
+
+class NativeRoute:
+    """FX to straight-line code on the CPU, or to Neuron's torch backend; see `Route`.
+
+    Args:
+        cpu_mode: run on the CPU instead of Neuron devices.
+    """
+
+    name = envs.NATIVE
+
+    def __init__(self, cpu_mode: bool) -> None:
+        self._platform = "cpu" if cpu_mode else "neuron"
+
+    def probe(self) -> Probe:
+        """Whether graphs can be compiled: in CPU mode that takes a C++ compiler, else torch-neuronx."""
+        fault = _cpu_fault() if self._platform == "cpu" else _neuron_fault()
+        kernels = "torch twins" if envs.VLLM_NEURON_DISABLE_NKI_KERNELS else "C++ kernels"
+        works = f"FX graphs run on the CPU with {kernels}" if self._platform == "cpu" else "torch-neuronx is there"
+        return Probe(fault is None, fault or works, self.versions())
+
+    def versions(self) -> dict[str, str]:
+        """Versions of what compiles and runs."""
+        return versions(self._platform)
+
+    def trace(self, name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> NativeTraced:
+        """Capture `step`; raises ValueError if it is not a pure function of shapes (see `capture`)."""
+        return NativeTraced(name, capture(name, step, weights, kv_cache, inputs), self._platform)
+
+    def load(self, blob: bytes) -> NativeExecutable:
+        """What `NativeExecutable.save` wrote. Raises ValueError if it is not that, or is of other versions."""
+        if not blob.startswith(_MAGIC):
+            raise ValueError("not an executable of the native route")
+        header, _, body = blob[len(_MAGIC) :].partition(b"\n")
+        expected = {"platform": self._platform, "versions": self.versions()}
+        try:
+            found = json.loads(header)
+            if found != expected:
+                raise ValueError(f"compiled for {found}, but this is {expected}")
+            name, signature, source = pickle.loads(body)
+        except (EOFError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+            raise ValueError(f"a damaged executable: {error}") from error
+        return NativeExecutable(name, signature, source, self._platform)
+
+    def place_weights(self, weights: PyTree) -> PlacedWeights:
+        """Contiguous weights on the device; on the CPU those that are contiguous already stay where they are."""
+        flat, _ = pytree.tree_flatten_with_path(weights)
+        device = self._device()
+        return PlacedWeights({f"weights{pytree.keystr(path)}": leaf.to(device).contiguous() for path, leaf in flat})
+
+    def allocate_kv_cache(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> PlacedCache:
+        """Zeros; keys and values of a layer lie in one piece of memory."""
+        device = self._device()
+        return PlacedCache(
+            tuple(half for shape in shapes for half in torch.zeros((2, *shape), dtype=dtype, device=device).unbind())
+        )
+
+    def _device(self) -> torch.device:
+        if self._platform != "cpu":
+            _import_torch_neuronx()
+        return torch.device(self._platform)
+
+
+def versions(platform: str) -> dict[str, str]:
+    """Versions of the packages a platform's executables depend on; "absent" where one is not installed."""
+    names = ("torch",) if platform == "cpu" else ("torch", "torch-neuronx", "neuronx-cc")
+    return {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _source(captured: Captured) -> str:
+    signature = captured.signature
+    return native_code.emit(captured.graph, len(signature.weights), len(signature.kv_cache))
+
+
+def _function(source: str, platform: str) -> FlatStep:
+    """The step that a source describes, ready to run on a platform."""
+    if platform == "cpu":
+        if f"torch.ops.{_CPU_KERNELS}." in source:
+            importlib.import_module("vllm_neuron.kernels.cpu.ops")
+        return native_code.load(source)
+    _import_torch_neuronx()
+    # Neuron's backend compiles at the first call, and finds what it compiled before in its own cache.
+    return torch.compile(native_code.load(source), backend="neuron", fullgraph=True, dynamic=False)
+
+
+def _check_forms(name: str, expected: Sequence[Leaf], tensors: Sequence[torch.Tensor]) -> None:
+    if len(expected) != len(tensors):
+        raise ValueError(f"{name}: {len(tensors)} tensors where the graph takes {len(expected)}")
+    for leaf, tensor in zip(expected, tensors, strict=True):
+        found = Leaf.of(leaf.path, tensor)
+        if found != leaf:
+            raise ValueError(f"{name}: the graph is compiled for {leaf}, but was given {found}")
+
+
+def _cpu_fault() -> str | None:
+    if envs.VLLM_NEURON_DISABLE_NKI_KERNELS:
+        return None
+    from vllm_neuron.kernels.cpu.build import fault
+
+    return fault()
+
+
+def _neuron_fault() -> str | None:
+    try:
+        _import_torch_neuronx()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _import_torch_neuronx() -> None:
+    """Register Neuron's device and its torch.compile backend.
+
+    Raises:
+        RuntimeError: torch-neuronx is not there, or is too old to be a backend of torch.compile.
+    """
+    remedy = (
+        "install the extra `neuron` from AWS's package index (PyPI's torch-neuronx is an empty placeholder), or set "
+        "VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
+    )
+    try:
+        importlib.import_module("torch_neuronx")
+    except ImportError as error:
+        raise RuntimeError(f"the native route needs the package torch-neuronx ({error}): {remedy}") from error
+    if "neuron" not in torch._dynamo.list_backends(exclude_tags=()):
+        raise RuntimeError(f"torch-neuronx {_version('torch-neuronx')} registers no backend `neuron`: {remedy}")
