@@ -6,7 +6,7 @@
 
 #include "vec.h"
 
-namespace linear {
+namespace product {
 
 constexpr int kWide = 4;     // rows of w at a time: four streams from memory, and four sums make one store
 constexpr int kMaxRows = 6;  // rows of x at a time: 6 x 4 sums leave registers for the operands
@@ -91,4 +91,4 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
 }
 
-}  // namespace linear
+}  // namespace product

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -78,7 +77,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   Tensor out = at::empty({rows.size(0), matrix.size(0)}, rows.options());
   with_type(rows, "linear", [&](auto type) {
     using T = decltype(type);
-    ::linear::few_rows(rows.const_data_ptr<T>(), matrix.const_data_ptr<T>(),
+    product::few_rows(rows.const_data_ptr<T>(), matrix.const_data_ptr<T>(),
                        bias ? offset.const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>(), rows.size(0),
                        matrix.size(0), rows.size(1));
   });
@@ -275,7 +274,7 @@ void attend_request(const Call& call, int64_t request, const Tensor& q, const T*
   for (int64_t row = first; row < first + live; row++)
     begin = std::min(begin, call.begin(row)), end = std::max(end, call.end(row));
   const int64_t context = end - begin;
-  Tensor keys = at::empty({kv_heads, context, dim}, q.options()), values = at::empty_like(keys);
+  Tensor keys = at::empty({kv_heads, context, dim}, q.options()), values = at::empty({kv_heads, context, dim}, q.options());
   parallel_rows(context, 2 * kv_heads * dim, [&](int64_t token) {
     for (int64_t head = 0; head < kv_heads; head++) {
       const int64_t to = (head * context + token) * dim;
