@@ -251,6 +251,30 @@ def test_no_old_kv_handle_is_kept() -> None:
     assert old() is None
 
 
+def test_step_that_fails_half_way_takes_the_kv_cache_along() -> None:
+    made = executor(resolved=SMALL)
+    assert made.has_kv_cache
+    made.warm_up(lambda ready: None)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("device lost")
+
+    graph = list_graphs(SMALL)[0]
+    working, made._executables[graph] = made._executables[graph], fail  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="device lost"):
+        made.run_prefill(row(PROMPT[:5], 0))
+    made._executables[graph] = working
+    assert not made.has_kv_cache
+    with pytest.raises(RuntimeError, match="no KV cache"):
+        made.run_prefill(row(PROMPT[:5], 0))
+
+
+def test_refused_rows_leave_the_kv_cache_in_place(warm: GraphExecutor) -> None:
+    with pytest.raises(ValueError, match="for a request of 20 tokens"):
+        warm.run_prefill(row(PROMPT[:20], 0, [9]))
+    assert warm.has_kv_cache
+
+
 def test_warm_up_leaves_the_kv_cache_zero_but_for_the_null_block() -> None:
     made = warm_executor(resolved=SMALL)
     for keys, values in made._kv_cache:

@@ -27,6 +27,7 @@ TRACED_PACKAGES = ("vllm_neuron", *LOWERING_PACKAGES)
 _COMPILER_FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
 """Not settings of ours: the compilers look at them by themselves."""
 
+_PYTHON = platform.python_version_tuple()[:2]
 _NOT_SOURCES = (".pyc", ".so", ".o")
 
 
@@ -42,6 +43,7 @@ def graph_key(text: str, route: str, versions: Mapping[str, str], target: str) -
     return _digest(
         text=hashlib.sha256(text.encode()).hexdigest(),
         route=route,
+        python=_PYTHON,
         versions=dict(versions),
         target=target,
         sources=source_digest(LOWERING_PACKAGES),
@@ -66,6 +68,7 @@ def trace_fingerprint(route: str, versions: Mapping[str, str], target: str, trac
         return None
     return _digest(
         route=route,
+        python=_PYTHON,
         versions=dict(versions),
         target=target,
         sources=source_digest(TRACED_PACKAGES),

@@ -81,6 +81,11 @@ class GraphExecutor:
         self._builders = {g: InputBuilder(g, config.block_size, groups) for g in self.graphs if g.context}
         self._hidden = torch.zeros(prompt_logits_graph(self.graphs).tokens, model.hidden_size, dtype=dtype)
 
+    @property
+    def has_kv_cache(self) -> bool:
+        """False before `allocate_kv_cache`, and after a step that failed half-way: then nothing can run any more."""
+        return self._kv_cache is not None
+
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """A zeroed KV cache of NB = ``num_blocks`` blocks, the null block included."""
         shapes = layer_shapes(self._model.kv_layers, num_blocks, self._config.block_size)
@@ -170,6 +175,10 @@ class GraphExecutor:
     def _step(self, graph: GraphSpec, rows: Sequence[Row]) -> StepOutputs:
         executable = self._executable(graph)
         inputs = self._builders[graph].build(rows)
+        if self._kv_cache is None:
+            raise RuntimeError(
+                "There is no KV cache: it was never allocated, or a step that failed has taken it along."
+            )
         # The executable takes the cache's memory over: from here on only what it returns is a KV cache.
         kv_cache, self._kv_cache = self._kv_cache, None
         outputs, self._kv_cache = executable(self._weights, kv_cache, inputs)
