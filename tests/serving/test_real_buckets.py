@@ -66,7 +66,7 @@ def test_real_strict_mode_serves_a_mixed_load_and_names_a_missing_graph(
         for output, wanted in zip(llm.generate(prompts, params, use_tqdm=False), params, strict=True):
             assert 1 <= len(output.outputs[0].token_ids) <= wanted.max_tokens
         assert statistics(llm)["compiles_after_warmup"] == 0
-        assert {"decode_b8_ctx128", "decode_b8_ctx256", "decode_b8_ctx512"} <= executed(llm)
+        assert {"decode_b8_ctx256", "decode_b8_ctx512", "prompt_logits_t128"} <= executed(llm)
     entries = sorted(p.parent for p in tmp_path.rglob("manifest.json"))
     removed = next(p for p in entries if "decode_b8_ctx256" in (p / "manifest.json").read_text())
     shutil.rmtree(removed)
