@@ -1,9 +1,9 @@
 // y [M, N] = x [M, K] w[N, K]^T for few rows, where reading the weight once at full memory speed is all that counts.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <algorithm>
 
+#include "parallel.h"
 #include "vec.h"
 
 namespace product {
@@ -83,10 +83,9 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
   const int64_t passes = (M + kMaxRows - 1) / kMaxRows;
   const int64_t rows = (M + passes - 1) / passes;
   const int64_t tiles = N / kWide;
-  at::parallel_for(0, tiles, std::max<int64_t>(1, 16384 / (M * K)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++)
-      for (int64_t m = 0; m < M; m += rows)
-        kernels[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
+  parallel::loop(tiles, double(K) * (2.5e-4 + 4e-5 * double(M)), [&](int64_t i) {
+    for (int64_t m = 0; m < M; m += rows)
+      kernels[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
   });
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
 }

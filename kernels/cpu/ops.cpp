@@ -1,6 +1,5 @@
 // The operators of kernels/*_torch.py for the CPU, registered with PyTorch. Their Python side is ops.py.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +8,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "parallel.h"
 #include "pointwise.h"
 
 namespace {
@@ -45,13 +45,8 @@ void check_indices(const char* op, const Tensor& tensor) {
   TORCH_CHECK(tensor.scalar_type() == at::kInt, op, " takes int32 indices, not ", tensor.scalar_type());
 }
 
-template <class Function>
-void parallel_rows(int64_t rows, int64_t work_per_row, Function f) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, work_per_row)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; row++) f(row);
-                   });
-}
+// Microseconds that so many elements take, for parallel::loop.
+double elements(int64_t count) { return double(count) * 5e-4; }
 
 Tensor embedding(const Tensor& ids, const Tensor& table) {
   check_indices("embedding", ids);
@@ -115,7 +110,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
     using T = decltype(type);
     auto* to = out.mutable_data_ptr<T>();
     const auto* scale = gain.const_data_ptr<T>();
-    parallel_rows(rows.count(), rows.size, [&](int64_t row) {
+    parallel::loop(rows.count(), elements(rows.size), [&](int64_t row) {
       pointwise::rms_norm(rows.at<T>(row), scale, to + row * rows.size, rows.size, float(eps));
     });
   });
@@ -132,7 +127,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
     using T = decltype(type);
     auto *sum = total.mutable_data_ptr<T>(), *to = normed.mutable_data_ptr<T>();
     const auto* scale = gain.const_data_ptr<T>();
-    parallel_rows(a.count(), 2 * a.size, [&](int64_t row) {
+    parallel::loop(a.count(), elements(2 * a.size), [&](int64_t row) {
       T* here = sum + row * a.size;
       pointwise::add(a.at<T>(row), b.at<T>(row), here, a.size);
       pointwise::rms_norm(here, scale, to + row * a.size, a.size, float(eps));
@@ -159,7 +154,7 @@ std::tuple<Tensor, Tensor> rope(const Tensor& q, const Tensor& k, const Tensor& 
                           out.mutable_data_ptr<T>() + row * rows.size, rows.size);
       }
     };
-    parallel_rows(q.size(0), queries.size * (queries.inner + keys.inner), [&](int64_t token) {
+    parallel::loop(q.size(0), elements(queries.size * (queries.inner + keys.inner)), [&](int64_t token) {
       rotate(queries, new_q, token);
       rotate(keys, new_k, token);
     });
@@ -174,7 +169,7 @@ Tensor silu_mul(const Tensor& gate_up) {
   with_type(gate_up, "silu_mul", [&](auto type) {
     using T = decltype(type);
     auto* to = out.mutable_data_ptr<T>();
-    parallel_rows(rows.count(), 4 * size, [&](int64_t row) {
+    parallel::loop(rows.count(), elements(4 * size), [&](int64_t row) {
       const T* gate = rows.at<T>(row);
       pointwise::silu_mul(gate, gate + size, to + row * size, size);
     });
@@ -229,20 +224,18 @@ void attend_rows(const Call& call, const T* q, T* out) {
     first[t + 1] = first[t] + (call.end(t) - call.begin(t) + attention::kChunk - 1) / attention::kChunk;
   const int64_t chunks = first[tokens], pieces = chunks * call.kv_heads;
   std::vector<float> maxima(pieces * groups), sums(pieces * groups), partial(pieces * groups * wide);
-  at::parallel_for(0, pieces, 1, [&](int64_t from, int64_t to) {
+  parallel::loop(pieces, double(attention::kChunk) * groups * dim * 1e-4, [&](int64_t piece) {
+    const int64_t index = piece / call.kv_heads, kv_head = piece % call.kv_heads;
+    const int64_t t = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
     std::vector<float> query(groups * wide, 0.0f);
-    for (int64_t piece = from; piece < to; piece++) {
-      const int64_t index = piece / call.kv_heads, kv_head = piece % call.kv_heads;
-      const int64_t t = std::upper_bound(first.begin(), first.end(), index) - first.begin() - 1;
-      for (int64_t g = 0; g < groups; g++)
-        for (int64_t d = 0; d < dim; d++)
-          query[g * wide + d] = float(q[(t * call.heads + kv_head * groups + g) * dim + d]) * call.scale;
-      const int64_t begin = call.begin(t) + (index - first[t]) * attention::kChunk;
-      attention::chunk(query.data(), call.pages<T>(call.k_cache, t / call.rows, kv_head),
-                       call.pages<T>(call.v_cache, t / call.rows, kv_head), begin,
-                       std::min(begin + attention::kChunk, call.end(t)), groups, dim, wide, &maxima[piece * groups],
-                       &sums[piece * groups], &partial[piece * groups * wide]);
-    }
+    for (int64_t g = 0; g < groups; g++)
+      for (int64_t d = 0; d < dim; d++)
+        query[g * wide + d] = float(q[(t * call.heads + kv_head * groups + g) * dim + d]) * call.scale;
+    const int64_t begin = call.begin(t) + (index - first[t]) * attention::kChunk;
+    attention::chunk(query.data(), call.pages<T>(call.k_cache, t / call.rows, kv_head),
+                     call.pages<T>(call.v_cache, t / call.rows, kv_head), begin,
+                     std::min(begin + attention::kChunk, call.end(t)), groups, dim, wide, &maxima[piece * groups],
+                     &sums[piece * groups], &partial[piece * groups * wide]);
   });
   for (int64_t t = 0; t < tokens; t++)
     for (int64_t head = 0; head < call.heads; head++) {
@@ -275,7 +268,7 @@ void attend_request(const Call& call, int64_t request, const Tensor& q, const T*
     begin = std::min(begin, call.begin(row)), end = std::max(end, call.end(row));
   const int64_t context = end - begin;
   Tensor keys = at::empty({kv_heads, context, dim}, q.options()), values = at::empty({kv_heads, context, dim}, q.options());
-  parallel_rows(context, 2 * kv_heads * dim, [&](int64_t token) {
+  parallel::loop(context, elements(2 * kv_heads * dim), [&](int64_t token) {
     for (int64_t head = 0; head < kv_heads; head++) {
       const int64_t to = (head * context + token) * dim;
       std::memcpy(keys.mutable_data_ptr<T>() + to, call.pages<T>(call.k_cache, request, head).at(begin + token),
@@ -293,7 +286,7 @@ void attend_request(const Call& call, int64_t request, const Tensor& q, const T*
       low = std::min(low, call.begin(row)), high = std::max(high, call.end(row));
     // [K, G * rows, D]
     Tensor block = at::empty({kv_heads, groups * rows, dim}, q.options());
-    parallel_rows(call.heads * rows, dim, [&](int64_t i) {
+    parallel::loop(call.heads * rows, elements(dim), [&](int64_t i) {
       const int64_t head = i / rows, row = i % rows;
       const T* from = queries + ((first + start + row) * call.heads + head) * dim;
       T* to = block.mutable_data_ptr<T>() + i * dim;
@@ -301,13 +294,13 @@ void attend_request(const Call& call, int64_t request, const Tensor& q, const T*
     });
     const Tensor seen = keys.narrow(1, low - begin, high - low);
     Tensor scores = at::bmm(block, seen.transpose(1, 2));
-    parallel_rows(call.heads * rows, high - low, [&](int64_t i) {
+    parallel::loop(call.heads * rows, elements(4 * (high - low)), [&](int64_t i) {
       const int64_t row = first + start + i % rows, count = high - low;
       attention::softmax(scores.mutable_data_ptr<T>() + i * count, call.begin(row) - low, call.end(row) - low, count,
                          call.scale / power);
     });
     const Tensor result = at::bmm(scores, values.narrow(1, low - begin, high - low));
-    parallel_rows(call.heads * rows, dim, [&](int64_t i) {
+    parallel::loop(call.heads * rows, elements(dim), [&](int64_t i) {
       const int64_t head = i / rows, row = i % rows;
       std::memcpy(out + ((first + start + row) * call.heads + head) * dim, result.const_data_ptr<T>() + i * dim,
                   dim * sizeof(T));
