@@ -48,7 +48,8 @@ class NeuronPlatform(Platform):
     simple_compile_backend = "eager"
 
     max_model_len: ClassVar[int | None] = None
-    """Of the engine configured last in this process; requests are checked before they reach it."""
+    vocab_size: ClassVar[int | None] = None
+    """Both of the engine configured last in this process; requests are checked before they reach it."""
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -71,15 +72,23 @@ class NeuronPlatform(Platform):
         _choose_processes()
         store_config(vllm_config, resolved)
         cls.max_model_len = resolved.max_model_len
+        cls.vocab_size = vllm_config.model_config.get_vocab_size()
 
     @classmethod
     def validate_request(cls, prompt: Any, params: "SamplingParams | Any", processed_inputs: Any) -> None:
-        """Refuse what would never finish.
+        """Refuse what would never finish, and token ids that the embedding has no row for.
 
         Raises:
-            ValueError: the prompt leaves no room for a single output token.
+            ValueError: the prompt leaves no room for a single output token, or has an id outside the vocabulary.
         """
         token_ids = processed_inputs.get("prompt_token_ids") or ()
+        if cls.vocab_size is not None and token_ids:
+            for token_id in (min(token_ids), max(token_ids)):
+                if not 0 <= token_id < cls.vocab_size:
+                    raise ValueError(
+                        f"Token id {token_id} of the prompt is not in the model's vocabulary: ids are 0 to "
+                        f"{cls.vocab_size - 1}."
+                    )
         if cls.max_model_len is not None and len(token_ids) >= cls.max_model_len:
             raise ValueError(
                 f"The prompt has {len(token_ids)} tokens and max_model_len is {cls.max_model_len}, which leaves no "

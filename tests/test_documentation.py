@@ -1,0 +1,160 @@
+"""Every code block of the documentation runs, or says why it cannot run here.
+
+Blocks marked bash, python or json count; others are output to look at. An HTML comment before a block says how to
+treat it, and without one it must simply succeed, in a scratch folder where `demo` is the demo model:
+
+    <!-- serves -->              starts a server (`vllm serve` or `make serve`), which blocks below it may ask
+    <!-- asks -->                talks to the server of the block above it, on port 8000 in the text
+    <!-- needs: hardware -->     is not run: it needs Neuron devices or Neuron's packages
+    <!-- not run: reason -->     is not run, for the reason given
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.server.harness import BIN, Server, clean_environment, free_port, start
+
+REPOSITORY = Path(__file__).parents[1]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))]
+LANGUAGES = ("bash", "python", "json")
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"<!--\s*(.*?)\s*-->\s*\Z", re.DOTALL)
+NOT_RUN = re.compile(r"(?:needs|not run):\s*\S.{4,}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block.
+
+    Attributes:
+        document: file it is in.
+        line: of its fence.
+        language: of the fence.
+        text: its content.
+        mark: the comment before it, or "".
+    """
+
+    document: Path
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(REPOSITORY)}:{self.line}"
+
+
+def blocks(document: Path) -> list[Block]:
+    text = document.read_text()
+    found = []
+    for fence in FENCE.finditer(text):
+        comment = COMMENT.search(text[: fence.start()])
+        line = text.count("\n", 0, fence.start()) + 1
+        found.append(Block(document, line, fence[1], fence[2], comment[1] if comment else ""))
+    return [block for block in found if block.language in LANGUAGES]
+
+
+def with_mark(*marks: str) -> list[Block]:
+    return [block for document in DOCUMENTS for block in blocks(document) if block.mark in marks]
+
+
+def conversations() -> list[list[Block]]:
+    """Each block that serves, with those below it that ask."""
+    found: list[list[Block]] = []
+    for block in with_mark("serves", "asks"):
+        if block.mark == "serves":
+            found.append([block])
+        else:
+            assert found and found[-1][0].document == block.document, f"{block}: no server above it"
+            found[-1].append(block)
+    return found
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, demo_model: Path) -> Path:
+    (tmp_path / "demo").symlink_to(demo_model)
+    return tmp_path
+
+
+def run(block: Block, folder: Path, text: str) -> str:
+    """Output of a block, which must succeed."""
+    if block.language == "json":
+        return json.dumps(json.loads(text))
+    command = ["bash", "-euo", "pipefail", "-c", text] if block.language == "bash" else [sys.executable, "-c", text]
+    env = clean_environment() | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "VLLM_NEURON_CPU_MODE": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+    }
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def test_every_mark_is_known_and_every_reason_is_given() -> None:
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            assert block.mark in ("", "serves", "asks") or NOT_RUN.fullmatch(block.mark), f"{block}: {block.mark!r}"
+
+
+@pytest.mark.parametrize("block", with_mark(""), ids=str)
+def test_real_block_succeeds(block: Block, scratch: Path) -> None:
+    run(block, scratch, block.text)
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, scratch: Path) -> Iterator[tuple[Server, list[Block]]]:
+    first, *others = request.param
+    port = free_port()
+    text, made = re.subn(
+        r"\bmake serve\b", f"make -C '{REPOSITORY}' {_make_arguments(port)} serve", first.text.rstrip()
+    )
+    if not made:
+        assert "vllm serve" in text, f"{first}: starts no server"
+        text += f" --port {port}"
+    server = start(["bash", "-euo", "pipefail", "-c", text], port, scratch, scratch / "cache", {})
+    try:
+        server.wait_ready()
+        yield server, others
+    except BaseException:
+        server.kill_all()
+        raise
+    server.stop_group()
+
+
+def _make_arguments(port: int) -> str:
+    """Use this environment as it is, whatever its stamps say."""
+    stamps = (f"{sys.prefix}/.vllm-neuron-{stamp}" for stamp in ("made", "demo"))
+    return " ".join((f"VENV='{sys.prefix}' PORT={port}", *(f"--assume-old='{stamp}'" for stamp in stamps)))
+
+
+@pytest.mark.parametrize("served", conversations(), indirect=True, ids=lambda found: str(found[0]))
+def test_server_blocks_serve_and_answer(served: tuple[Server, list[Block]], scratch: Path) -> None:
+    server, others = served
+    for block in others:
+        run(block, scratch, block.text.replace(":8000", f":{server.port}"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = FENCE.sub("", document.read_text())
+    headings = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).strip().replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        assert not path or (document.parent / path).exists(), target
+        assert path or anchor in headings, target
