@@ -132,6 +132,16 @@ def test_supported(env: dict[str, str], changes: dict[str, Any]) -> None:
     assert faults({}, env, **changes) == []
 
 
+@pytest.mark.parametrize("second", [{"quantized": True}, {"quantization_dtype": "int8"}])
+def test_half_of_the_second_quantization_form_beside_the_first(second: dict[str, Any]) -> None:
+    found = [fault for fault in faults({"neuron_config": {"quantization": "mxfp8", **second}}) if not fault.later]
+    assert [fault.option for fault in found] == [f"{NEURON}.quantization"]
+
+
+def test_an_encoder_cap_of_one_block() -> None:
+    assert only_fault({"encoder_neuron_config": {"max_encoder_seq_len": 2048}}).later
+
+
 def test_quantized_false_is_the_default() -> None:
     assert faults({"neuron_config": {"quantized": False}}) == []
 
