@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "pointwise.h"
 
@@ -25,43 +24,80 @@ struct Pages {
     const int64_t row = int64_t(table[token / block_size]) * block_size + token % block_size;
     return cache + row * token_stride + head_offset;
   }
+
+  // Where tokens [start, start + count) are.
+  void gather(int64_t start, int64_t count, const T** rows) const {
+    for (int64_t t = 0; t < count;) {
+      const T* row = at(start + t);
+      const int64_t stop = std::min(count, t + block_size - (start + t) % block_size);
+      for (; t < stop; t++, row += token_stride) rows[t] = row;
+    }
+  }
 };
 
-// Softmax over tokens [begin, end) of one row's `groups` query heads that share a KV head.
-// q [groups, wide] is scaled and padded with zeros to `wide` (a multiple of 16). Results: per head the maximum, the sum
-// of exponentials, and the unnormalised output [groups, wide].
-template <class T>
-void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t begin, int64_t end, int64_t groups,
-           int64_t dim, int64_t wide, float* maxima, float* sums, float* out) {
-  std::fill(maxima, maxima + groups, kNothing);
-  std::fill(sums, sums + groups, 0.0f);
-  std::fill(out, out + groups * wide, 0.0f);
+// scores[g][0..count) of G query heads [G, wide] against `count` keys, four keys at a time.
+template <int G, class T>
+inline void score(const float* q, const T* const* keys, int64_t count, int64_t dim, int64_t wide,
+                  float (*scores)[kTile]) {
+  for (int64_t t = 0; t < count; t += 4) {
+    // Keys beyond the last repeat it; their scores are not used.
+    const T* four[4];
+    for (int64_t i = 0; i < 4; i++) four[i] = keys[std::min(t + i, count - 1)];
+    vec::F dots[G][4] = {};
+    pointwise::pieces(dim, [&](int64_t d, int64_t n) {
+      vec::F key[4];
+      for (int i = 0; i < 4; i++) key[i] = pointwise::get(four[i] + d, n);
+      for (int g = 0; g < G; g++) {
+        const vec::F query = vec::load(q + g * wide + d);
+        for (int i = 0; i < 4; i++) dots[g][i] += query * key[i];
+      }
+    });
+    for (int g = 0; g < G; g++) vec::sum4(scores[g] + t, dots[g][0], dots[g][1], dots[g][2], dots[g][3]);
+  }
+}
+
+// out[g][d..d + 16 * P) += weights[g][t] * values[t][d..], for G query heads; n elements in the last of P vectors.
+template <int G, int P, class T>
+inline void mix(const float (*weights)[kTile], const T* const* values, int64_t count, int64_t d, int64_t n,
+                int64_t wide, float* out) {
+  vec::F sums[G][P];
+  for (int g = 0; g < G; g++)
+    for (int i = 0; i < P; i++) sums[g][i] = vec::load(out + g * wide + d + i * vec::kLanes);
+  for (int64_t t = 0; t < count; t++)
+    for (int i = 0; i < P; i++) {
+      const T* from = values[t] + d + i * vec::kLanes;
+      const vec::F value = i == P - 1 ? pointwise::get(from, n) : vec::load(from);
+      for (int g = 0; g < G; g++) sums[g][i] += value * weights[g][t];
+    }
+  for (int g = 0; g < G; g++)
+    for (int i = 0; i < P; i++) vec::store(out + g * wide + d + i * vec::kLanes, sums[g][i]);
+}
+
+// Softmax over tokens [begin, end) for G query heads of one row that share a KV head.
+// q [G, wide] is scaled and padded with zeros to `wide` (a multiple of 16). Results: per head the maximum, the sum of
+// exponentials, and the unnormalised output [G, wide].
+template <int G, class T>
+void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t begin, int64_t end, int64_t dim,
+           int64_t wide, float* maxima, float* sums, float* out) {
+  std::fill(maxima, maxima + G, kNothing);
+  std::fill(sums, sums + G, 0.0f);
+  std::fill(out, out + G * wide, 0.0f);
   const T* rows[kTile];
-  alignas(64) float scores[kTile];
-  std::vector<float> weights(groups * kTile);
+  alignas(64) float scores[G][kTile];
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t count = std::min(kTile, end - start);
-    for (int64_t t = 0; t < count; t++) rows[t] = keys.at(start + t);
-    for (int64_t g = 0; g < groups; g++) {
-      for (int64_t t = 0; t < count; t += 4) {
-        // Rows beyond the last repeat it; their scores are not used.
-        const T* four[4];
-        for (int64_t i = 0; i < 4; i++) four[i] = rows[std::min(t + i, count - 1)];
-        vec::F dots[4] = {};
-        pointwise::pieces(dim, [&](int64_t d, int64_t n) {
-          const vec::F query = vec::load(q + g * wide + d);
-          for (int i = 0; i < 4; i++) dots[i] += query * pointwise::get(four[i] + d, n);
-        });
-        vec::sum4(scores + t, dots[0], dots[1], dots[2], dots[3]);
-      }
-      float top = maxima[g];
-      for (int64_t t = 0; t < count; t++) top = std::max(top, scores[t]);
-      for (int64_t t = count; t < kTile; t++) scores[t] = kNothing;
+    keys.gather(start, count, rows);
+    score<G>(q, rows, count, dim, wide, scores);
+    for (int g = 0; g < G; g++) {
+      std::fill(scores[g] + count, scores[g] + kTile, kNothing);
+      vec::F highest = vec::splat(maxima[g]);
+      for (int64_t t = 0; t < kTile; t += vec::kLanes) highest = vec::max(highest, vec::load(scores[g] + t));
+      const float top = vec::max(highest);
       const float shrink = maxima[g] == kNothing ? 0.0f : std::exp(maxima[g] - top);
       vec::F total{};
       for (int64_t t = 0; t < kTile; t += vec::kLanes) {
-        const vec::F e = vec::exp(vec::load(scores + t) - top);
-        vec::store(&weights[g * kTile + t], e);
+        const vec::F e = vec::exp(vec::load(scores[g] + t) - top);
+        vec::store(scores[g] + t, e);
         total += e;
       }
       sums[g] = sums[g] * shrink + vec::sum(total);
@@ -69,21 +105,25 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
       if (shrink != 1.0f)
         for (int64_t d = 0; d < wide; d++) out[g * wide + d] *= shrink;
     }
-    for (int64_t t = 0; t < count; t++) rows[t] = values.at(start + t);
-    pointwise::pieces(dim, [&](int64_t d, int64_t n) {
-      constexpr int64_t kHeads = 8;
-      for (int64_t first = 0; first < groups; first += kHeads) {
-        const int64_t heads = std::min(kHeads, groups - first);
-        vec::F acc[kHeads];
-        for (int64_t g = 0; g < heads; g++) acc[g] = vec::load(out + (first + g) * wide + d);
-        for (int64_t t = 0; t < count; t++) {
-          const vec::F value = pointwise::get(rows[t] + d, n);
-          for (int64_t g = 0; g < heads; g++) acc[g] += value * weights[(first + g) * kTile + t];
-        }
-        for (int64_t g = 0; g < heads; g++) vec::store(out + (first + g) * wide + d, acc[g]);
-      }
-    });
+    values.gather(start, count, rows);
+    constexpr int64_t kPieces = 4;
+    int64_t d = 0;
+    for (; d + kPieces * vec::kLanes <= dim; d += kPieces * vec::kLanes)
+      mix<G, kPieces>(scores, rows, count, d, vec::kLanes, wide, out);
+    for (; d < dim; d += vec::kLanes) mix<G, 1>(scores, rows, count, d, std::min(vec::kLanes, dim - d), wide, out);
   }
+}
+
+// `chunk` for any number of query heads per KV head.
+template <class T>
+void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t begin, int64_t end, int64_t groups,
+           int64_t dim, int64_t wide, float* maxima, float* sums, float* out) {
+  using Chunk = void (*)(const float*, const Pages<T>&, const Pages<T>&, int64_t, int64_t, int64_t, int64_t, float*,
+                         float*, float*);
+  constexpr Chunk kernels[] = {chunk<1, T>, chunk<2, T>, chunk<3, T>, chunk<4, T>};
+  for (int64_t g = 0; g < groups; g += 4)
+    kernels[std::min<int64_t>(4, groups - g) - 1](q + g * wide, keys, values, begin, end, dim, wide, maxima + g,
+                                                  sums + g, out + g * wide);
 }
 
 // In place: scores[0..count) of one row to probabilities of the tokens in [begin, end), zero for the others.

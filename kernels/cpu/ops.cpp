@@ -6,6 +6,8 @@
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
 
+#include <vector>
+
 #include "attention.h"
 #include "linear.h"
 #include "parallel.h"
