@@ -1,4 +1,4 @@
-// Attention of single rows over a paged cache, and the pieces of attention of many rows that are not products.
+// Attention of single rows over a paged cache.
 #pragma once
 
 #include <algorithm>
@@ -124,28 +124,6 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
   for (int64_t g = 0; g < groups; g += 4)
     kernels[std::min<int64_t>(4, groups - g) - 1](q + g * wide, keys, values, begin, end, dim, wide, maxima + g,
                                                   sums + g, out + g * wide);
-}
-
-// In place: scores[0..count) of one row to probabilities of the tokens in [begin, end), zero for the others.
-template <class T>
-void softmax(T* scores, int64_t begin, int64_t end, int64_t count, float scale) {
-  float top = kNothing;
-  vec::F wide = vec::splat(kNothing);
-  int64_t i = begin;
-  for (; i + vec::kLanes <= end; i += vec::kLanes) wide = vec::max(wide, vec::load(scores + i));
-  top = vec::max(wide);
-  for (; i < end; i++) top = std::max(top, float(scores[i]));
-  const float shift = top * scale;
-  vec::F sums{};
-  float rest = 0.0f;
-  for (i = begin; i + vec::kLanes <= end; i += vec::kLanes) sums += vec::exp(vec::load(scores + i) * scale - shift);
-  for (; i < end; i++) rest += vec::exp(vec::splat(float(scores[i]) * scale - shift))[0];
-  const float factor = 1.0f / (vec::sum(sums) + rest);
-  for (i = begin; i + vec::kLanes <= end; i += vec::kLanes)
-    vec::store(scores + i, vec::exp(vec::load(scores + i) * scale - shift) * factor);
-  for (; i < end; i++) scores[i] = T(vec::exp(vec::splat(float(scores[i]) * scale - shift))[0] * factor);
-  std::fill(scores, scores + begin, T(0.0f));
-  std::fill(scores + end, scores + count, T(0.0f));
 }
 
 }  // namespace attention

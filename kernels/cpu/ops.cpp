@@ -1,7 +1,6 @@
 // The operators of kernels/*_torch.py for the CPU, registered with PyTorch. Their Python side is ops.py.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
@@ -12,6 +11,7 @@
 #include "linear.h"
 #include "parallel.h"
 #include "pointwise.h"
+#include "prefill.h"
 
 namespace {
 
@@ -19,11 +19,8 @@ using at::Tensor;
 
 // Rows of x up to which reading the weight decides the time of a product, so that our own kernel is faster.
 constexpr int64_t kFewRows = 32;
-// Rows of one request from which attention is done in matrix products.
+// Rows of one request from which packing its keys and values pays.
 constexpr int64_t kManyRows = 16;
-// Rows of such a product: few enough to skip most of what causality hides.
-constexpr int64_t kQueryRows = 128;
-
 // Calls f with a value of the tensor's element type.
 template <class Function>
 void with_type(const Tensor& tensor, const char* op, Function f) {
@@ -257,10 +254,11 @@ void attend_rows(const Call& call, const T* q, T* out) {
     }
 }
 
-// Many rows of one request: its visible tokens gathered once, then blocks of rows in matrix products over KV heads.
+// Many rows of one request: its visible tokens packed once, then tiles of rows over all threads.
 template <class T>
-void attend_request(const Call& call, int64_t request, const Tensor& q, const T* queries, T* out) {
-  const int64_t first = request * call.rows, dim = call.dim, groups = call.groups, kv_heads = call.kv_heads;
+void attend_request(const Call& call, int64_t request, const T* queries, T* out) {
+  using W = typename prefill::Words<T>::Type;
+  const int64_t first = request * call.rows, dim = call.dim;
   // Rows at the end that repeat a position are padding: nobody reads their results.
   int64_t live = call.rows;
   while (live > 1 && call.positions[first + live - 1] == call.positions[first + live - 2]) live--;
@@ -268,46 +266,30 @@ void attend_request(const Call& call, int64_t request, const Tensor& q, const T*
   int64_t begin = call.begin(first), end = call.end(first);
   for (int64_t row = first; row < first + live; row++)
     begin = std::min(begin, call.begin(row)), end = std::max(end, call.end(row));
-  const int64_t context = end - begin;
-  Tensor keys = at::empty({kv_heads, context, dim}, q.options()), values = at::empty({kv_heads, context, dim}, q.options());
-  parallel::loop(context, elements(2 * kv_heads * dim), [&](int64_t token) {
-    for (int64_t head = 0; head < kv_heads; head++) {
-      const int64_t to = (head * context + token) * dim;
-      std::memcpy(keys.mutable_data_ptr<T>() + to, call.pages<T>(call.k_cache, request, head).at(begin + token),
-                  dim * sizeof(T));
-      std::memcpy(values.mutable_data_ptr<T>() + to, call.pages<T>(call.v_cache, request, head).at(begin + token),
-                  dim * sizeof(T));
-    }
+
+  std::vector<prefill::Context<W>> contexts(call.kv_heads, prefill::Context<W>(end - begin, dim));
+  const int64_t packs = (end - begin + vec::kLanes - 1) / vec::kLanes;
+  parallel::loop(packs * call.kv_heads, elements(4 * vec::kLanes * dim), [&](int64_t i) {
+    const int64_t kv_head = i % call.kv_heads, start = i / call.kv_heads * vec::kLanes;
+    contexts[kv_head].pack(call.pages<T>(call.k_cache, request, kv_head), call.pages<T>(call.v_cache, request, kv_head),
+                           begin, start, std::min(vec::kLanes, end - begin - start));
   });
-  // A power of two is exact in every type and keeps half-precision scores from overflowing.
+
+  // A power of two is exact in every type.
   const float power = std::exp2(std::floor(std::log2(call.scale)));
-  for (int64_t start = 0; start < live; start += kQueryRows) {
-    const int64_t rows = std::min(kQueryRows, live - start);
-    int64_t low = end, high = begin;
-    for (int64_t row = first + start; row < first + start + rows; row++)
-      low = std::min(low, call.begin(row)), high = std::max(high, call.end(row));
-    // [K, G * rows, D]
-    Tensor block = at::empty({kv_heads, groups * rows, dim}, q.options());
-    parallel::loop(call.heads * rows, elements(dim), [&](int64_t i) {
-      const int64_t head = i / rows, row = i % rows;
-      const T* from = queries + ((first + start + row) * call.heads + head) * dim;
-      T* to = block.mutable_data_ptr<T>() + i * dim;
-      for (int64_t d = 0; d < dim; d++) to[d] = T(float(from[d]) * power);
-    });
-    const Tensor seen = keys.narrow(1, low - begin, high - low);
-    Tensor scores = at::bmm(block, seen.transpose(1, 2));
-    parallel::loop(call.heads * rows, elements(4 * (high - low)), [&](int64_t i) {
-      const int64_t row = first + start + i % rows, count = high - low;
-      attention::softmax(scores.mutable_data_ptr<T>() + i * count, call.begin(row) - low, call.end(row) - low, count,
-                         call.scale / power);
-    });
-    const Tensor result = at::bmm(scores, values.narrow(1, low - begin, high - low));
-    parallel::loop(call.heads * rows, elements(dim), [&](int64_t i) {
-      const int64_t head = i / rows, row = i % rows;
-      std::memcpy(out + ((first + start + row) * call.heads + head) * dim, result.const_data_ptr<T>() + i * dim,
-                  dim * sizeof(T));
-    });
-  }
+  const int64_t rows = live * call.groups, tiles = (rows + prefill::kRows - 1) / prefill::kRows;
+  const double work = double(end - begin) * dim * prefill::kRows * 6e-5;
+  parallel::loop(tiles * call.kv_heads, work, [&](int64_t i) {
+    const int64_t kv_head = i / tiles, start = i % tiles * prefill::kRows;
+    prefill::Row<T> tile[prefill::kRows];
+    const int64_t count = std::min<int64_t>(prefill::kRows, rows - start);
+    for (int64_t r = 0; r < count; r++) {
+      const int64_t row = first + (start + r) / call.groups;
+      const int64_t offset = (row * call.heads + kv_head * call.groups + (start + r) % call.groups) * dim;
+      tile[r] = {queries + offset, out + offset, call.begin(row), call.end(row)};
+    }
+    prefill::tile<W>(tile, count, contexts[kv_head], begin, power, call.scale / power);
+  });
 }
 
 Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
@@ -331,7 +313,7 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
     const T* from = queries.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
     if (call.rows < kManyRows) return attend_rows(call, from, to);
-    for (int64_t request = 0; request < requests; request++) attend_request(call, request, queries, from, to);
+    for (int64_t request = 0; request < requests; request++) attend_request(call, request, from, to);
   });
   return out;
 }
