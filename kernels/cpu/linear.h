@@ -11,14 +11,19 @@ namespace product {
 constexpr int kWide = 4;     // rows of w at a time: four streams from memory, and four sums make one store
 constexpr int kMaxRows = 6;  // rows of x at a time: 6 x 4 sums leave registers for the operands
 
-// Sums of ROWS x 4 products over K.
-template <int ROWS, class T>
+constexpr int kAhead = 2;    // tiles of w that are fetched ahead while one is multiplied
+
+// Sums of ROWS x 4 products over K. FIRST: nobody has read these rows of w yet.
+template <int ROWS, bool FIRST, class T>
 inline void tile(const T* x, const T* w, int64_t K, float (*out)[kWide]) {
   vec::F sums[ROWS][kWide] = {};
   int64_t k = 0;
   for (; k + vec::kLanes <= K; k += vec::kLanes) {
     vec::F wide[kWide];
-    for (int n = 0; n < kWide; n++) wide[n] = vec::load(w + n * K + k);
+    for (int n = 0; n < kWide; n++) {
+      wide[n] = vec::load(w + n * K + k);
+      if (FIRST) __builtin_prefetch(w + (n + kAhead * kWide) * K + k, 0, 2);
+    }
     for (int m = 0; m < ROWS; m++) {
       const vec::F row = vec::load(x + m * K + k);
       for (int n = 0; n < kWide; n++) sums[m][n] += row * wide[n];
@@ -33,14 +38,17 @@ inline void tile(const T* x, const T* w, int64_t K, float (*out)[kWide]) {
 }
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-template <int ROWS>
+template <int ROWS, bool FIRST>
 inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, float (*out)[kWide]) {
   __m512 sums[ROWS][kWide];
   for (int m = 0; m < ROWS; m++)
     for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_setzero_ps();
   const auto step = [&](int64_t k, __mmask32 mask) {
     __m512bh wide[kWide];
-    for (int n = 0; n < kWide; n++) wide[n] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + n * K + k);
+    for (int n = 0; n < kWide; n++) {
+      wide[n] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + n * K + k);
+      if (FIRST) _mm_prefetch(reinterpret_cast<const char*>(w + (n + kAhead * kWide) * K + k), _MM_HINT_T1);
+    }
     for (int m = 0; m < ROWS; m++) {
       const __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + m * K + k);
       for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], row, wide[n]);
@@ -54,12 +62,15 @@ inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, floa
 }
 #endif
 
-template <int ROWS, class T>
+template <int ROWS, bool FIRST, class T>
 void columns(const T* x, const T* w, const T* bias, T* y, int64_t N, int64_t K, int64_t n) {
   float sums[ROWS][kWide];
-  tile<ROWS>(x, w + n * K, K, sums);
-  for (int m = 0; m < ROWS; m++)
-    for (int i = 0; i < kWide; i++) y[m * N + n + i] = T(sums[m][i] + (bias ? float(bias[n + i]) : 0.0f));
+  tile<ROWS, FIRST>(x, w + n * K, K, sums);
+  for (int m = 0; m < ROWS; m++) {
+    if (bias)
+      for (int i = 0; i < kWide; i++) sums[m][i] += float(bias[n + i]);
+    vec::round4(y + m * N + n, sums[m]);
+  }
 }
 
 // Up to three columns that are left over when 4 does not divide N.
@@ -79,13 +90,17 @@ void leftover(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
 template <class T>
 void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K) {
   using Columns = void (*)(const T*, const T*, const T*, T*, int64_t, int64_t, int64_t);
-  constexpr Columns kernels[] = {columns<1, T>, columns<2, T>, columns<3, T>, columns<4, T>, columns<5, T>, columns<6, T>};
+  constexpr Columns first[] = {columns<1, true, T>, columns<2, true, T>, columns<3, true, T>,
+                               columns<4, true, T>, columns<5, true, T>, columns<6, true, T>};
+  constexpr Columns again[] = {columns<1, false, T>, columns<2, false, T>, columns<3, false, T>,
+                               columns<4, false, T>, columns<5, false, T>, columns<6, false, T>};
   const int64_t passes = (M + kMaxRows - 1) / kMaxRows;
   const int64_t rows = (M + passes - 1) / passes;
   const int64_t tiles = N / kWide;
   parallel::loop(tiles, double(K) * (2.5e-4 + 4e-5 * double(M)), [&](int64_t i) {
-    for (int64_t m = 0; m < M; m += rows)
-      kernels[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
+    first[rows - 1](x, w, bias, y, N, K, i * kWide);
+    for (int64_t m = rows; m < M; m += rows)
+      again[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
   });
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
 }

@@ -267,7 +267,8 @@ void attend_request(const Call& call, int64_t request, const T* queries, T* out)
   for (int64_t row = first; row < first + live; row++)
     begin = std::min(begin, call.begin(row)), end = std::max(end, call.end(row));
 
-  std::vector<prefill::Context<W>> contexts(call.kv_heads, prefill::Context<W>(end - begin, dim));
+  std::vector<prefill::Context<W>> contexts;
+  for (int64_t head = 0; head < call.kv_heads; head++) contexts.emplace_back(end - begin, dim);
   const int64_t packs = (end - begin + vec::kLanes - 1) / vec::kLanes;
   parallel::loop(packs * call.kv_heads, elements(4 * vec::kLanes * dim), [&](int64_t i) {
     const int64_t kv_head = i % call.kv_heads, start = i / call.kv_heads * vec::kLanes;
@@ -275,8 +276,6 @@ void attend_request(const Call& call, int64_t request, const T* queries, T* out)
                            begin, start, std::min(vec::kLanes, end - begin - start));
   });
 
-  // A power of two is exact in every type.
-  const float power = std::exp2(std::floor(std::log2(call.scale)));
   const int64_t rows = live * call.groups, tiles = (rows + prefill::kRows - 1) / prefill::kRows;
   const double work = double(end - begin) * dim * prefill::kRows * 6e-5;
   parallel::loop(tiles * call.kv_heads, work, [&](int64_t i) {
@@ -288,7 +287,7 @@ void attend_request(const Call& call, int64_t request, const T* queries, T* out)
       const int64_t offset = (row * call.heads + kv_head * call.groups + (start + r) % call.groups) * dim;
       tile[r] = {queries + offset, out + offset, call.begin(row), call.end(row)};
     }
-    prefill::tile<W>(tile, count, contexts[kv_head], begin, power, call.scale / power);
+    prefill::tile<W>(tile, count, contexts[kv_head], begin, call.scale);
   });
 }
 

@@ -20,11 +20,15 @@ using Word = uint32_t;
 struct Single {
   static constexpr int64_t kPerWord = 1;
   template <class T>
-  static Word pack(const T* p, int64_t, bool, float factor) {
-    const float value = float(p[0]) * factor;
+  static Word word(const T* p, int64_t) {
+    const float value = float(p[0]);
     Word word;
     std::memcpy(&word, &value, 4);
     return word;
+  }
+  template <class T>
+  static void rows(const T* a, const T*, int64_t size, Word* words) {
+    for (int64_t i = 0; i < size; i++) words[i] = word(a + i, 1);
   }
   static vec::F multiply(vec::F sum, Word left, const Word* right) {
     float value;
@@ -37,10 +41,14 @@ struct Single {
 #if defined(__AVX512BF16__)
 struct Pair {
   static constexpr int64_t kPerWord = 2;
-  // Elements p[0] and p[step], or zero for the second if there is none.
-  static Word pack(const c10::BFloat16* p, int64_t step, bool second, float factor) {
-    const c10::BFloat16 a = float(p[0]) * factor, b = second ? float(p[step]) * factor : 0.0f;
-    return Word(a.x) | Word(b.x) << 16;
+  // Elements p[0] and p[1], or zero for the second if only one is left.
+  static Word word(const c10::BFloat16* p, int64_t left) { return Word(p[0].x) | (left > 1 ? Word(p[1].x) << 16 : 0); }
+  // Elements of two rows side by side; b may be null.
+  static void rows(const c10::BFloat16* a, const c10::BFloat16* b, int64_t size, Word* words) {
+    if (b == nullptr)
+      for (int64_t i = 0; i < size; i++) words[i] = Word(a[i].x);
+    else
+      for (int64_t i = 0; i < size; i++) words[i] = Word(a[i].x) | Word(b[i].x) << 16;
   }
   static vec::F multiply(vec::F sum, Word left, const Word* right) {
     return (vec::F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(left)),
@@ -91,13 +99,10 @@ struct Context {
     Word* to = &keys[start * depth];
     for (int64_t t = 0; t < count; t++)
       for (int64_t w = 0; w < depth; w++)
-        to[w * vec::kLanes + t] = W::pack(rows[t] + w * W::kPerWord, 1, (w + 1) * W::kPerWord <= dim, 1.0f);
+        to[w * vec::kLanes + t] = W::word(rows[t] + w * W::kPerWord, dim - w * W::kPerWord);
     value_pages.gather(begin + start, count, rows);
-    for (int64_t t = 0; t < count; t += W::kPerWord) {
-      Word* row = &values[(start + t) / W::kPerWord * wide];
-      const int64_t step = t + 1 < count ? rows[t + 1] - rows[t] : 0;
-      for (int64_t d = 0; d < dim; d++) row[d] = W::pack(rows[t] + d, step, t + 1 < count, 1.0f);
-    }
+    for (int64_t t = 0; t < count; t += W::kPerWord)
+      W::rows(rows[t], t + 1 < count ? rows[t + 1] : nullptr, dim, &values[(start + t) / W::kPerWord * wide]);
   }
 };
 
@@ -159,7 +164,7 @@ inline float soften(float* scores, int64_t begin, int64_t end, float scale, floa
 
 // Attention of R rows; token 0 of the context is token `origin` of the request.
 template <int R, class W, class T>
-void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float power, float scale) {
+void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float scale) {
   std::vector<Word> queries(R * context.depth);
   std::vector<float> out(R * context.wide, 0.0f);
   float top[R], sum[R] = {}, shrink[R];
@@ -168,8 +173,7 @@ void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float p
     top[r] = attention::kNothing;
     begin = std::min(begin, rows[r].begin), end = std::max(end, rows[r].end);
     for (int64_t w = 0; w < context.depth; w++)
-      queries[r * context.depth + w] =
-          W::pack(rows[r].query + w * W::kPerWord, 1, (w + 1) * W::kPerWord <= context.dim, power);
+      queries[r * context.depth + w] = W::word(rows[r].query + w * W::kPerWord, context.dim - w * W::kPerWord);
   }
   float scores[R][kTokens];
   Word weights[R][kTokens];
@@ -190,10 +194,10 @@ void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float p
 }
 
 template <class W, class T>
-void tile(const Row<T>* rows, int64_t count, const Context<W>& context, int64_t origin, float power, float scale) {
-  using Tile = void (*)(const Row<T>*, const Context<W>&, int64_t, float, float);
+void tile(const Row<T>* rows, int64_t count, const Context<W>& context, int64_t origin, float scale) {
+  using Tile = void (*)(const Row<T>*, const Context<W>&, int64_t, float);
   constexpr Tile kernels[] = {tile<1, W, T>, tile<2, W, T>, tile<3, W, T>, tile<4, W, T>, tile<5, W, T>, tile<6, W, T>};
-  kernels[count - 1](rows, context, origin, power, scale);
+  kernels[count - 1](rows, context, origin, scale);
 }
 
 }  // namespace prefill

@@ -95,6 +95,19 @@ inline void sum4(float* p, F a, F b, F c, F d) {
 #endif
 }
 
+// p[0..3] = q[0..3], rounded.
+template <class T>
+inline void round4(T* p, const float* q) {
+  for (int i = 0; i < 4; i++) p[i] = T(q[i]);
+}
+
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+inline void round4(c10::BFloat16* p, const float* q) {
+  const auto bits = _mm_cvtneps_pbh(_mm_loadu_ps(q));
+  std::memcpy(p, &bits, 8);
+}
+#endif
+
 inline float sum(F a) {
   float s[4];
   sum4(s, a, F{}, F{}, F{});
@@ -104,6 +117,9 @@ inline float sum(F a) {
 inline F max(F a, F b) { return a > b ? a : b; }
 
 inline float max(F a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)a);
+#endif
   float m = a[0];
   for (int i = 1; i < kLanes; i++) m = a[i] > m ? a[i] : m;
   return m;
