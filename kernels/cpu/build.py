@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -87,10 +86,9 @@ def _build(target: Path) -> None:
     logger.info("Built the CPU kernels in %.1f s: %s", time.monotonic() - start, target)
 
 
-@cache
 def _digest() -> str:
-    """Of sources, flags, compiler, torch and the instructions of this CPU."""
-    parts = [torch.__version__, *_FLAGS, _compiler() or "", platform.machine(), _cpu_flags()]
+    """Of sources, flags, torch and the instructions of this CPU."""
+    parts = [torch.__version__, *_FLAGS, platform.machine(), _cpu_flags()]
     parts += [path.read_text() for path in sorted(_SOURCES.glob("*.[ch]*"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

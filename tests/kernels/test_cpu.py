@@ -1,0 +1,265 @@
+"""The C++ kernels against their torch twins."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from vllm_neuron.kernels import embedding_torch, kv_write_torch, linear_torch, paged_attention_torch
+from vllm_neuron.kernels import rms_norm_torch, rope_torch, silu_mul_torch
+from vllm_neuron.kernels.cpu import build, ops
+from vllm_neuron.kernels.dispatch import OPS, KernelSet, implementation, using
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def check(got: torch.Tensor, expected: torch.Tensor, factor: float = 1.0) -> None:
+    """Equal up to `factor` times what rounding to the dtype may change, relative to the largest element."""
+    assert got.dtype is expected.dtype
+    assert got.is_contiguous()
+    tolerance = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[got.dtype] * factor
+    scale = expected.double().abs().max().item()
+    torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=tolerance * scale)
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(1, 576, 1536), (2, 960, 576), (5, 7, 37), (6, 64, 32), (7, 130, 33), (8, 200, 576), (13, 3, 5), (32, 66, 100)]
+    + [(33, 40, 64), (200, 64, 48)],
+)
+def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    x, bias = random(rows, inputs, dtype=dtype), random(outputs, dtype=dtype, seed=2)
+    weight = (random(outputs, inputs, dtype=torch.float32, seed=1) / inputs**0.5).to(dtype)
+    check(ops.linear(x, weight), linear_torch.linear(x, weight))
+    check(ops.linear(x, weight, bias), linear_torch.linear(x.double(), weight.double(), bias.double()).to(dtype))
+
+
+@every_dtype
+def test_linear_of_a_row_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
+    x, weight = random(32, 96, dtype=dtype), random(50, 96, dtype=dtype, seed=1)
+    together = ops.linear(x, weight)
+    for rows in (1, 2, 5, 8, 11):
+        assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
+
+
+@every_dtype
+def test_linear_of_strided_rows(dtype: torch.dtype) -> None:
+    x, weight = random(4, 96, dtype=dtype)[:, 32:], random(10, 64, dtype=dtype, seed=1)
+    check(ops.linear(x, weight), linear_torch.linear(x, weight))
+
+
+@every_dtype
+def test_embedding(dtype: torch.dtype) -> None:
+    table, ids = random(11, 20, dtype=dtype), int32(3, 10, 0, 3)
+    assert torch.equal(ops.embedding(ids, table), embedding_torch.embedding(ids, table))
+
+
+@pytest.mark.parametrize("token", [-1, 11])
+def test_embedding_of_an_unknown_token_is_refused(token: int) -> None:
+    with pytest.raises(IndexError, match=f"token id {token} of a vocabulary of 11"):
+        ops.embedding(int32(3, token), random(11, 20, dtype=torch.float32))
+
+
+@every_dtype
+@pytest.mark.parametrize("width", [1, 16, 77, 576])
+def test_norms(width: int, dtype: torch.dtype) -> None:
+    x, residual = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
+    weight = random(width, dtype=dtype, seed=2)
+    check(ops.rms_norm(x, weight, 1e-5), rms_norm_torch.rms_norm(x, weight, 1e-5))
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
+    expected, expected_total = rms_norm_torch.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, expected_total)
+    check(normed, expected)
+
+
+@every_dtype
+@pytest.mark.parametrize("dim", [8, 20, 64, 80])
+def test_rope_and_head_norm_of_slices(dim: int, dtype: torch.dtype) -> None:
+    """Queries and keys as models have them: slices of one product."""
+    qkv = random(6, 15, dim, dtype=dtype)
+    q, k = qkv[:, :9], qkv[:, 9:12]
+    cos, sin = rope_torch.rope_tables(torch.arange(6, dtype=torch.int32) * 100, torch.rand(dim // 2), 1.2)
+    for got, expected in zip(ops.rope(q, k, cos, sin), rope_torch.rope(q, k, cos, sin), strict=True):
+        check(got, expected)
+    weight = random(dim, dtype=dtype, seed=1)
+    check(ops.rms_norm(q, weight, 1e-6), rms_norm_torch.rms_norm(q, weight, 1e-6))
+
+
+@every_dtype
+@pytest.mark.parametrize("width", [3, 16, 50])
+def test_silu_mul(width: int, dtype: torch.dtype) -> None:
+    gate_up = random(5, 2 * width, dtype=dtype) * 5
+    gate_up[0, 0], gate_up[1, 0] = 200, -200
+    check(ops.silu_mul(gate_up), silu_mul_torch.silu_mul(gate_up))
+
+
+@every_dtype
+def test_kv_write_changes_its_argument(dtype: torch.dtype) -> None:
+    caches = [random(4, 8, 3, 20, dtype=dtype, seed=s) for s in (0, 1)]
+    k, v = random(5, 9, 20, dtype=dtype, seed=2).split((3, 6), dim=1)
+    v, slots = v[:, :3], int32(31, 8, 0, 9, 17)
+    expected = kv_write_torch.kv_write(*caches, k, v, slots)
+    got = ops.kv_write(*caches, k, v, slots)
+    for cache, result, want in zip(caches, got, expected, strict=True):
+        assert result is cache
+        assert torch.equal(cache, want)
+
+
+@pytest.mark.parametrize("slot", [-1, 32])
+def test_kv_write_outside_of_the_cache_is_refused(slot: int) -> None:
+    cache, rows = torch.zeros(4, 8, 1, 4), torch.ones(1, 1, 4)
+    with pytest.raises(IndexError, match=f"slot {slot} of a KV cache of 32"):
+        ops.kv_write(cache, cache.clone(), rows, rows, int32(slot))
+
+
+ATTENTION = [
+    # requests, rows per request, query heads, KV heads, head size, block size, context, window
+    (1, 1, 9, 3, 64, 32, 1024, None),
+    (8, 1, 9, 3, 64, 32, 320, None),
+    (3, 2, 4, 4, 20, 8, 64, 5),
+    (2, 1, 40, 4, 128, 16, 640, 100),
+    (1, 3, 32, 1, 256, 16, 48, None),
+    (1, 16, 6, 2, 7, 4, 40, None),
+    (1, 40, 9, 3, 64, 16, 96, None),
+    (2, 20, 4, 2, 80, 8, 48, 7),
+    (1, 300, 9, 3, 64, 32, 512, None),
+    (1, 200, 20, 1, 64, 32, 1024, 100),
+]
+
+
+@every_dtype
+@pytest.mark.parametrize("sizes", ATTENTION, ids=str)
+def test_paged_attention(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Shuffled blocks, every position that no row sees is NaN, and the last rows of a prefill are padding."""
+    requests, rows, heads, kv_heads, dim, block_size, context, window = sizes
+    generator = torch.Generator().manual_seed(3)
+    blocks = requests * context // block_size
+    k_cache, v_cache = (random(blocks + 3, block_size, kv_heads, dim, dtype=dtype, seed=s) for s in (0, 1))
+    table = (1 + torch.randperm(blocks + 2, generator=generator)[:blocks]).view(requests, -1).int()
+    starts = torch.randint(0, context - rows + 1, (requests, 1), generator=generator)
+    positions = (starts + torch.arange(rows)).int()
+    live = rows if rows < 30 else rows - 10
+    positions[:, live:] = positions[:, live - 1 : live]
+    seen = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
+    for request, row_positions in enumerate(positions.tolist()):
+        first = 0 if window is None else max(0, row_positions[0] - window + 1)
+        for position in range(first, row_positions[-1] + 1):
+            seen[table[request, position // block_size], position % block_size] = True
+    k_cache[~seen] = torch.nan
+    v_cache[~seen] = torch.nan
+    q = random(requests * rows, heads, dim, dtype=dtype, seed=2)
+
+    got = ops.paged_attention(q, k_cache, v_cache, table, positions.flatten(), dim**-0.5, window)
+    clean = k_cache.nan_to_num().float(), v_cache.nan_to_num().float()
+    expected = paged_attention_torch.paged_attention(
+        q.float(), *clean, table, positions.flatten(), dim**-0.5, window
+    ).to(dtype)
+    assert got.isfinite().all()
+    unpadded = [x.view(requests, rows, heads, dim)[:, :live].contiguous() for x in (got, expected)]
+    check(unpadded[0], unpadded[1], factor=2)
+
+
+def test_attention_of_a_row_does_not_depend_on_its_batch() -> None:
+    k_cache, v_cache = (random(40, 16, 2, 32, dtype=torch.bfloat16, seed=s) for s in (0, 1))
+    table = (1 + torch.randperm(39, generator=torch.Generator().manual_seed(0))[:36]).view(2, 18).int()
+    q, positions = random(2, 4, 32, dtype=torch.bfloat16, seed=2), int32(270, 30)
+    together = ops.paged_attention(q, k_cache, v_cache, table, positions, 0.2)
+    for row in (0, 1):
+        alone = ops.paged_attention(
+            q[row : row + 1], k_cache, v_cache, table[row : row + 1], positions[row : row + 1], 0.2
+        )
+        assert torch.equal(alone[0], together[row])
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_calls_from_several_threads_at_once(two_threads: None) -> None:
+    weight = random(3000, 256, dtype=torch.bfloat16, seed=1)
+    inputs = [random(3, 256, dtype=torch.bfloat16, seed=seed) for seed in range(4)]
+    expected = [ops.linear(x, weight) for x in inputs]
+    wrong: list[int] = []
+
+    def call(index: int) -> None:
+        wrong.extend(index for _ in range(100) if not torch.equal(ops.linear(inputs[index], weight), expected[index]))
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_forked_process_can_use_the_kernels() -> None:
+    code = """
+import os, torch
+from vllm_neuron.kernels.cpu import ops
+torch.set_num_threads(2)
+x, w = torch.randn(3, 256), torch.randn(3000, 256)
+expected = ops.linear(x, w)
+child = os.fork()
+if child == 0:
+    same = all(torch.equal(ops.linear(x, w), expected) for _ in range(50))
+    os._exit(0 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_dtypes_that_do_not_match_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="linear"):
+        ops.linear(torch.ones(1, 4), torch.ones(2, 4).bfloat16())
+    with pytest.raises(RuntimeError, match="int32"):
+        ops.embedding(torch.tensor([1]), torch.ones(2, 4))
+
+
+def test_dispatch_takes_these_kernels() -> None:
+    with using(KernelSet.CPU):
+        taken = {op for op in OPS if implementation(op).__module__ == ops.__name__}
+    assert taken == set(OPS) - {"rope_tables"}
+
+
+def test_the_build_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build.library()
+    monkeypatch.setattr(build, "_build", lambda target: pytest.fail("built again"))
+    assert build.library() == built
+    assert [path.name for path in built.parent.iterdir() if path.suffix == ".so"] == [built.name]
+
+
+def test_no_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    with pytest.raises(build.KernelBuildError, match=r"g\+\+.*apt install.*VLLM_NEURON_DISABLE_NKI_KERNELS=1"):
+        build.library()
+    assert "g++" in str(build.fault())
+
+
+def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'ops.cpp: no such flag' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    with pytest.raises(build.KernelBuildError, match="exit code 3.*no such flag"):
+        build.library()
+    assert not list((tmp_path / "cache").rglob("*.so"))
