@@ -1,0 +1,261 @@
+"""The native route's stages: capture, donation, code, saving and loading."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+
+from tests.routes import native_steps as steps
+from tests.routes.native_steps import ROUTE
+from vllm_neuron.kernels.dispatch import KernelSet
+from vllm_neuron.routes.native import NativeExecutable, NativeRoute
+
+SETS = list(KernelSet)
+every_set = pytest.mark.parametrize("kernels", SETS, ids=str)
+
+
+def trace(step: Callable[..., Any], weights: Any = None, kv_cache: Any = None, inputs: Any = None) -> Any:
+    """Lowered graph of a step over small tensors."""
+    weights = {"w": torch.ones(4)} if weights is None else weights
+    kv_cache = [(torch.zeros(2, 4), torch.zeros(2, 4))] if kv_cache is None else kv_cache
+    inputs = (torch.zeros(4),) if inputs is None else inputs
+    return ROUTE.trace("step", step, *map(steps.to_meta, (weights, kv_cache, inputs))).lower()
+
+
+@every_set
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("requests", "rows"), [(1, 1), (3, 1), (1, 20)])
+def test_steps_equal_the_model_itself(requests: int, rows: int, dtype: torch.dtype, kernels: KernelSet) -> None:
+    """Two steps on one cache, so that the second reads what the first wrote."""
+    placed, held = ROUTE.place_weights(steps.weights(dtype)), ROUTE.allocate_kv_cache(steps.cache_shapes(40), dtype)
+    kv_cache = steps.cache(40, dtype)
+    for start in (0, rows):
+        inputs = steps.inputs(requests, rows, start)
+        outputs, held = steps.lowered(inputs, 40, kernels, dtype).compile()(placed, held, inputs)
+        expected, kv_cache = steps.MODEL.step(steps.weights(dtype), kv_cache, inputs)
+        tolerance = {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.15}[dtype]
+        torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=tolerance)
+        assert outputs.logits.dtype is torch.float32
+        assert type(outputs) is type(expected)
+
+
+def test_outputs_may_be_changed_by_their_owner() -> None:
+    executable = trace(lambda w, kv, x: (x[0] * w["w"], kv)).compile()
+    outputs, _ = executable(
+        ROUTE.place_weights({"w": torch.ones(4)}), ROUTE.allocate_kv_cache([(2, 4)], torch.float32), (torch.ones(4),)
+    )
+    outputs.mul_(2)
+    assert outputs.tolist() == [2.0] * 4
+
+
+@every_set
+def test_the_cache_stays_where_it_is(kernels: KernelSet) -> None:
+    inputs = steps.inputs(1, 1)
+    executable = steps.lowered(inputs, 40, kernels).compile()
+    held = ROUTE.allocate_kv_cache(steps.cache_shapes(40), torch.float32)
+    pointers = [tensor.data_ptr() for tensor in held.tensors]
+    _, after = executable(ROUTE.place_weights(steps.weights()), held, inputs)
+    assert [tensor.data_ptr() for tensor in after.tensors] == pointers
+    slot = int(inputs.slot_mappings[0][0])
+    for tensor in after.tensors:
+        rows = tensor.flatten(0, 1).abs().sum((1, 2))
+        assert rows[slot] > 0
+        assert rows.count_nonzero() == 1
+
+
+@every_set
+def test_a_step_takes_as_long_with_a_large_cache(kernels: KernelSet) -> None:
+    """A gigabyte and a half, of which a copy would take several hundred times as long as a step."""
+
+    def best(num_blocks: int) -> float:
+        inputs = steps.inputs(1, 1)
+        executable = steps.lowered(inputs, num_blocks, kernels).compile()
+        weights = ROUTE.place_weights(steps.weights())
+        held = ROUTE.allocate_kv_cache(steps.cache_shapes(num_blocks), torch.float32)
+        times = []
+        for _ in range(12):
+            begin = perf_counter()
+            _, held = executable(weights, held, inputs)
+            times.append(perf_counter() - begin)
+        return min(times)
+
+    large = 700_000
+    assert sum(torch.Size(shape).numel() for shape in steps.cache_shapes(large)) * 2 * 4 > 1.4e9
+    assert best(large) < 20 * best(64)
+
+
+@every_set
+def test_saved_code_runs_in_another_process(kernels: KernelSet, tmp_path: Path) -> None:
+    inputs = steps.inputs(2, 1)
+    lowered = steps.lowered(inputs, 40, kernels)
+    executable = lowered.compile()
+    outputs, _ = executable(
+        ROUTE.place_weights(steps.weights()), ROUTE.allocate_kv_cache(steps.cache_shapes(40), torch.float32), inputs
+    )
+    (tmp_path / "blob").write_bytes(executable.save())
+    code = f"""
+import hashlib, sys, torch
+from vllm_neuron.routes.native import NativeRoute
+route = NativeRoute(cpu_mode=True)
+loaded = route.load(open({str(tmp_path / "blob")!r}, "rb").read())
+assert "torch_xla" not in sys.modules and "vllm" not in sys.modules
+from tests.routes import native_steps as steps
+from vllm_neuron.kernels.dispatch import KernelSet
+inputs = steps.inputs(2, 1)
+held = route.allocate_kv_cache(steps.cache_shapes(40), torch.float32)
+outputs, _ = loaded(route.place_weights(steps.weights()), held, inputs)
+torch.save(list(outputs), {str(tmp_path / "outputs")!r})
+print(hashlib.sha256(steps.lowered(inputs, 40, KernelSet({kernels.value!r})).text().encode()).hexdigest())
+"""
+    repository = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, timeout=300)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load(tmp_path / "outputs"), list(outputs))
+    assert done.stdout.split()[-1] == hashlib.sha256(lowered.text().encode()).hexdigest()
+
+
+@every_set
+def test_text_tells_forms_and_code_only(kernels: KernelSet) -> None:
+    inputs = steps.inputs(2, 1)
+    text = steps.lowered(inputs, 40, kernels).text()
+    assert "weights['layers.1.qkv']: float32[48, 32] stride [32, 1]" in text
+    assert "kv_cache[1][0]: float32[40, 16, 1, 8]" in text
+    assert "inputs.block_tables[0]: int32[2, 8]" in text
+    assert " at 0x" not in text and str(Path(__file__).parents[2]) not in text
+    assert steps.lowered(inputs, 40, kernels).text() == text
+    assert steps.lowered(inputs, 41, kernels).text() != text
+    assert ("index_copy_" if kernels is KernelSet.TORCH else "vllm_neuron_cpu_kv_write(kv0, kv1") in text
+
+
+def test_traced_text_is_before_donation() -> None:
+    step = lambda w, kv, x: (x[0], [(kv[0][0].index_copy(0, x[1], x[2]), kv[0][1])])  # noqa: E731
+    inputs = (torch.zeros(4), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 4))
+    traced = ROUTE.trace("step", step, {}, *map(steps.to_meta, ([(torch.zeros(2, 4), torch.zeros(2, 4))], inputs)))
+    assert "aten_index_copy(" in traced.text()
+    assert "aten_index_copy_(" in traced.lower().text()
+    assert "aten_index_copy(" in traced.text(), "lowering changes the traced graph"
+
+
+def test_a_step_that_reads_values_is_refused() -> None:
+    def branch(w: Any, kv: Any, x: Any) -> Any:
+        return (x[0] * 2 if x[0].sum() > 0 else x[0]), kv
+
+    with pytest.raises(ValueError, match=r"depends on the values.*torch\.where"):
+        trace(branch)
+    with pytest.raises(ValueError, match="depends on the values"):
+        trace(lambda w, kv, x: (x[0][: int(x[0][0].item())], kv))
+    with pytest.raises(ValueError, match="depends on the values"):
+        trace(lambda w, kv, x: (x[0].nonzero(), kv))
+
+
+def test_a_step_that_holds_tensors_is_refused() -> None:
+    held = torch.ones(4)
+    with pytest.raises(ValueError, match="no argument of it"):
+        trace(lambda w, kv, x: (x[0] + held, kv))
+    with pytest.raises(ValueError, match="out of Python values"):
+        trace(lambda w, kv, x: (x[0] + torch.tensor([1.0, 2.0, 3.0, 4.0]), kv))
+
+
+def test_a_cache_of_another_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="returns a KV cache of"):
+        trace(lambda w, kv, x: (x[0], [(kv[0][0][:1], kv[0][1])]))
+
+
+def test_a_cache_that_would_be_copied_is_refused() -> None:
+    with pytest.raises(ValueError, match="copy all of it"):
+        trace(lambda w, kv, x: (x[0], [(torch.cat((kv[0][0][:1], x[0][None])), kv[0][1])]))
+    with pytest.raises(ValueError, match="not made from the old one"):
+        trace(lambda w, kv, x: (x[0], [(kv[0][1], kv[0][0])]))
+
+
+def test_reading_the_old_cache_after_a_write_is_refused() -> None:
+    def step(w: Any, kv: Any, x: Any) -> Any:
+        old = kv[0][0]
+        new = old.index_fill(0, x[1], 1.0)
+        return new.sum() - old.sum(), [(new, kv[0][1])]
+
+    with pytest.raises(ValueError, match="reads the KV cache as it was before"):
+        trace(step, inputs=(torch.zeros(4), torch.zeros(1, dtype=torch.int64)))
+
+
+def test_changing_weights_or_inputs_is_refused() -> None:
+    with pytest.raises(ValueError, match="a weight or an input"):
+        trace(lambda w, kv, x: (w["w"].add_(1), kv))
+    with pytest.raises(ValueError, match="a weight or an input"):
+        trace(lambda w, kv, x: (x[0].view(2, 2).mul_(2), kv))
+
+
+def test_weights_and_inputs_are_checked() -> None:
+    executable = trace(lambda w, kv, x: (x[0] * w["w"], kv)).compile()
+    held = ROUTE.allocate_kv_cache([(2, 4)], torch.float32)
+    placed = ROUTE.place_weights({"more": torch.ones(1), "w": torch.full((4,), 3.0)})
+    assert executable(placed, held, (torch.ones(4),))[0].tolist() == [3.0] * 4
+    with pytest.raises(ValueError, match=r"no weight weights\['w'\]"):
+        executable(ROUTE.place_weights({}), held, (torch.ones(4),))
+    with pytest.raises(ValueError, match="float32"):
+        executable(ROUTE.place_weights({"w": torch.ones(4).half()}), held, (torch.ones(4),))
+    with pytest.raises(ValueError, match=r"inputs\[0\].*\[5\]"):
+        executable(placed, held, (torch.ones(5),))
+    with pytest.raises(ValueError, match=r"kv_cache\[0\]\[0\]"):
+        executable(placed, ROUTE.allocate_kv_cache([(3, 4)], torch.float32), (torch.ones(4),))
+
+
+def test_placed_weights_share_their_memory() -> None:
+    tensor = torch.ones(8, 8)
+    (placed,) = ROUTE.place_weights({"w": tensor}).by_path.values()
+    assert placed.data_ptr() == tensor.data_ptr()
+
+
+def test_keys_and_values_of_a_layer_lie_together() -> None:
+    keys, values, *_ = ROUTE.allocate_kv_cache([(3, 4, 2, 8)] * 2, torch.bfloat16).tensors
+    assert keys.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+    assert keys.shape == values.shape == (3, 4, 2, 8)
+    assert not keys.any() and not values.any()
+
+
+@pytest.mark.parametrize("blob", [b"", b"something else", b"vllm-neuron native 1\n{}\n"])
+def test_foreign_blobs_are_refused(blob: bytes) -> None:
+    with pytest.raises(ValueError, match="native route|compiled for"):
+        ROUTE.load(blob)
+
+
+def test_damaged_and_outdated_blobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = trace(lambda w, kv, x: (x[0] * 2, kv)).compile().save()
+    assert isinstance(ROUTE.load(blob), NativeExecutable)
+    with pytest.raises(ValueError, match="damaged"):
+        ROUTE.load(blob[:-20])
+    monkeypatch.setattr(NativeRoute, "versions", lambda self: {"torch": "1.0"})
+    with pytest.raises(ValueError, match="compiled for"):
+        ROUTE.load(blob)
+
+
+def test_probe_names_the_compiler_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ROUTE.probe().works
+    assert "torch" in ROUTE.probe().versions
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probe = ROUTE.probe()
+    assert not probe.works
+    assert "g++" in probe.reason and "VLLM_NEURON_DISABLE_NKI_KERNELS=1" in probe.reason
+    monkeypatch.setenv("VLLM_NEURON_DISABLE_NKI_KERNELS", "1")
+    assert ROUTE.probe().works
+
+
+def test_without_torch_neuronx_the_package_is_named() -> None:
+    route = NativeRoute(cpu_mode=False)
+    probe = route.probe()
+    assert not probe.works
+    assert "torch-neuronx" in probe.reason and "VLLM_NEURON_CPU_MODE=1" in probe.reason
+    assert probe.versions["torch-neuronx"] == "absent"
+    for call in (
+        lambda: route.place_weights({"w": torch.ones(1)}),
+        lambda: route.allocate_kv_cache([(1, 1)], torch.float32),
+        lambda: route.trace("step", lambda w, kv, x: (x, kv), {}, [], torch.ones(1, device="meta")).lower().compile(),
+    ):
+        with pytest.raises(RuntimeError, match="torch-neuronx"):
+            call()
