@@ -4,8 +4,10 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled graphs are shared between the tests of a session and with nothing else."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """CPU mode, and compiled graphs that are shared between the tests of a session and with nothing else."""
     with pytest.MonkeyPatch.context() as patch:
+        # vLLM chooses its platform at the first import in a process.
+        patch.setenv("VLLM_NEURON_CPU_MODE", "1")
         patch.setenv("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("vllm-cache")))
         yield

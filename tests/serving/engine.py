@@ -29,7 +29,6 @@ TINY_ENGINE: dict[str, Any] = {
 def running_llm(path: Path, backend: str, **engine_args: Any) -> Iterator[Any]:
     """An `LLM` on the checkpoint through one route; its engine process is gone when the block ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_NEURON_CPU_MODE", "1")
         patch.setenv("VLLM_NEURON_BACKEND", backend)
         from vllm import LLM
 
