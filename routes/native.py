@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch.utils import _pytree as pytree
-
-from vllm_neuron import envs
 from vllm_neuron.routes import native_code
 from vllm_neuron.routes.native_capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
 from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
+
+from vllm_neuron import envs
 
 _MAGIC = b"vllm-neuron native 1\n"
 _CPU_KERNELS = "vllm_neuron_cpu"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-
 from vllm_neuron.routes.route import PyTree, Step
 
 

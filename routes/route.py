@@ -39,7 +39,8 @@ class Executable(Protocol):
     next call of any executable on the same KV cache.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, weights: Placed, kv_cache: Placed, inputs: PyTree) -> tuple[PyTree, Placed]: ...
 
@@ -51,7 +52,8 @@ class Executable(Protocol):
 class Lowered(Protocol):
     """A graph in the route's own representation."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def text(self) -> str:
         """The representation as text: no paths, addresses or object ids, so equal graphs have equal text."""
@@ -63,7 +65,8 @@ class Lowered(Protocol):
 class Traced(Protocol):
     """A captured graph, before the route's own lowering."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def text(self) -> str: ...
 
@@ -73,8 +76,10 @@ class Traced(Protocol):
 class Route(Protocol):
     """One way from a pure step function to something that runs."""
 
-    name: str
-    """The value of VLLM_NEURON_BACKEND that selects it."""
+    @property
+    def name(self) -> str:
+        """The value of VLLM_NEURON_BACKEND that selects it."""
+        ...
 
     def probe(self) -> Probe: ...
 

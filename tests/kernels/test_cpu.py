@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from vllm_neuron.kernels import embedding_torch, kv_write_torch, linear_torch, paged_attention_torch
-from vllm_neuron.kernels import rms_norm_torch, rope_torch, silu_mul_torch
+from vllm_neuron.kernels import (
+    embedding_torch,
+    kv_write_torch,
+    linear_torch,
+    paged_attention_torch,
+    rms_norm_torch,
+    rope_torch,
+    silu_mul_torch,
+)
 from vllm_neuron.kernels.cpu import build, ops
 from vllm_neuron.kernels.dispatch import OPS, KernelSet, implementation, using
 
@@ -38,8 +44,18 @@ def check(got: torch.Tensor, expected: torch.Tensor, factor: float = 1.0) -> Non
 @every_dtype
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(1, 576, 1536), (2, 960, 576), (5, 7, 37), (6, 64, 32), (7, 130, 33), (8, 200, 576), (13, 3, 5), (32, 66, 100)]
-    + [(33, 40, 64), (200, 64, 48)],
+    [
+        (1, 576, 1536),
+        (2, 960, 576),
+        (5, 7, 37),
+        (6, 64, 32),
+        (7, 130, 33),
+        (8, 200, 576),
+        (13, 3, 5),
+        (32, 66, 100),
+        (33, 40, 64),
+        (200, 64, 48),
+    ],
 )
 def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     x, bias = random(rows, inputs, dtype=dtype), random(outputs, dtype=dtype, seed=2)
@@ -260,6 +276,6 @@ def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-    with pytest.raises(build.KernelBuildError, match="exit code 3.*no such flag"):
+    with pytest.raises(build.KernelBuildError, match=r"exit code 3.*no such flag"):
         build.library()
     assert not list((tmp_path / "cache").rglob("*.so"))

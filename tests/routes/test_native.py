@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_neuron.kernels.dispatch import KernelSet
+from vllm_neuron.routes.native import NativeExecutable, NativeRoute
 
 from tests.routes import native_steps as steps
 from tests.routes.native_steps import ROUTE
-from vllm_neuron.kernels.dispatch import KernelSet
-from vllm_neuron.routes.native import NativeExecutable, NativeRoute
 
 SETS = list(KernelSet)
 every_set = pytest.mark.parametrize("kernels", SETS, ids=str)
@@ -221,7 +221,7 @@ def test_keys_and_values_of_a_layer_lie_together() -> None:
 
 @pytest.mark.parametrize("blob", [b"", b"something else", b"vllm-neuron native 1\n{}\n"])
 def test_foreign_blobs_are_refused(blob: bytes) -> None:
-    with pytest.raises(ValueError, match="native route|compiled for"):
+    with pytest.raises(ValueError, match=r"native route|compiled for"):
         ROUTE.load(blob)
 
 
