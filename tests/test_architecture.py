@@ -34,8 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"envs", "config", "kv_cache"},
     "config": {"envs"},
     "nn": {"kernels"},
-    "kernels": set(),
-    "routes": {"compilation", "envs"},
+    "kernels": {"envs"},
+    "routes": {"compilation", "envs", "kernels"},
     "envs": set(),
 }
 """What each package of ours may import of ours, besides itself. "" is vllm_neuron/__init__.py."""
