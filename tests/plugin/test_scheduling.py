@@ -132,7 +132,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(arrivals=arrivals, num_blocks=st.integers(FEW_BLOCKS, 3 * FEW_BLOCKS), max_num_seqs=st.integers(1, 5))
 @pytest.mark.parametrize("v2", PROTOCOLS, ids=["v1", "v2"])
 def test_random_loads(v2: str, arrivals: list[dict[str, Any]], num_blocks: int, max_num_seqs: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_neuron import envs
 from vllm_neuron.plugin.logs import configure_logging
+from vllm_neuron.plugin.watchdog import watch_parent
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def activate(device_folder: Path = DEVICE_FOLDER) -> str | None:
             f"importing {module} failed: {type(error).__name__}: {error}. Reinstall vllm-neuron with its "
             "dependencies, or deactivate it with VLLM_PLUGINS."
         ) from error
+    watch_parent()
     return PLATFORM
 
 

@@ -30,7 +30,7 @@ class Batch:
 
     def __init__(self, vllm_config: "VllmConfig", max_num_reqs: int, num_groups: int) -> None:
         model = vllm_config.model_config
-        block_sizes = [vllm_config.cache_config.block_size] * num_groups
+        block_sizes: list[int] = [vllm_config.cache_config.block_size] * num_groups
         device = torch.device("cpu")
         processors = build_logitsprocs(vllm_config, device, False, False, model.logits_processors or ())
         self.input_batch = InputBatch(

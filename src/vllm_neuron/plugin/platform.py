@@ -22,6 +22,7 @@ from vllm_neuron.plugin.settings import (
     stored_config,
     take_unset_limits,
 )
+from vllm_neuron.plugin.shutdown import bound_graceful_shutdown
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -55,6 +56,7 @@ class NeuronPlatform(Platform):
     def pre_register_and_update(cls, parser: Any = None) -> None:
         """Called before command lines are parsed and before an engine's configuration is made."""
         remember_unset_limits()
+        bound_graceful_shutdown()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

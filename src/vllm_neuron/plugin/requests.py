@@ -63,10 +63,10 @@ class RequestStates:
 
     def _generator(self, req_id: str, params: SamplingParams) -> torch.Generator | None:
         """The request's own source of random numbers. One that comes back goes on where it was."""
-        if params.sampling_type != SamplingType.RANDOM_SEED:
+        if params.sampling_type != SamplingType.RANDOM_SEED or params.seed is None:
             return None
         known = self._states.get(req_id)
-        if known is not None and known.generator is not None and known.sampling_params.seed == params.seed:
+        if known is not None and known.sampling_params is not None and known.sampling_params.seed == params.seed:
             return known.generator
         return torch.Generator().manual_seed(params.seed)
 

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from vllm_neuron.config import ResolvedConfig, ServingSettings
 
 if TYPE_CHECKING:
@@ -120,3 +122,11 @@ def _named(config: Any, name: str) -> str | None:
     if config is None:
         return None
     return getattr(config, name) or "unnamed"
+
+
+def model_dtype(vllm_config: "VllmConfig") -> torch.dtype:
+    """The dtype the model is served in; vLLM has made a torch dtype of whatever the user wrote."""
+    dtype = vllm_config.model_config.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise RuntimeError(f"vLLM has left dtype={dtype!r} unresolved.")
+    return dtype

@@ -8,23 +8,32 @@ import time
 import psutil
 
 POLL_SECONDS = 1.0
+_THREAD = "neuron-parent-watch"
 
 
 def watch_parent() -> None:
-    """Start watching the parent of this process, if it is one that multiprocessing has started.
+    """Start watching the parent of this process, once, if it is one that multiprocessing has started.
 
-    An engine that runs inside the user's own process is left alone: that process may well outlive its shell.
+    To be called as early as an engine process can: it waits minutes for a server that was killed while it started. An
+    engine that runs inside the user's own process is left alone: that process may well outlive its shell.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:
+    if multiprocessing.current_process().name == "MainProcess":
         return
-    threading.Thread(target=_watch, args=(parent.pid,), name="neuron-parent-watch", daemon=True).start()
+    if any(thread.name == _THREAD for thread in threading.enumerate()):
+        return
+    threading.Thread(target=_watch, args=(os.getppid(),), name=_THREAD, daemon=True).start()
 
 
 def _watch(parent: int) -> None:
-    while os.getppid() == parent:
+    while os.getppid() == _parent(parent):
         time.sleep(POLL_SECONDS)
     for child in psutil.Process().children(recursive=True):
         # Compilers that are still running.
         child.kill()
     os._exit(1)
+
+
+def _parent(pid: int) -> int:
+    """The parent as multiprocessing knows it, which it does only some time after a process has begun; else `pid`."""
+    known = multiprocessing.parent_process()
+    return pid if known is None or known.pid is None else known.pid

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm_neuron.models.model import Model
+from vllm_neuron.plugin.settings import model_dtype
 from vllm_neuron.weights.loading import LoadProgress, dummy_weights, load_weights, total_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def load_model_weights(vllm_config: "VllmConfig", model: Model) -> dict[str, tor
     Raises:
         CheckpointError: the checkpoint is not readable, or does not fit the model.
     """
-    dtype, seed = vllm_config.model_config.dtype, vllm_config.model_config.seed
+    dtype, seed = model_dtype(vllm_config), vllm_config.model_config.seed
     start = time.monotonic()
     if vllm_config.load_config.load_format == "dummy":
         weights, source = dummy_weights(model.weight_table, dtype, seed), "made up (load_format=dummy)"

@@ -26,8 +26,7 @@ from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.hardware import device_memory_per_core
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
-from vllm_neuron.plugin.settings import resolved_config
-from vllm_neuron.plugin.watchdog import watch_parent
+from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
 from vllm_neuron.routes.select import select_route
 
@@ -45,7 +44,6 @@ class NeuronWorker(WorkerBase):
         distributed_init_method: str,
         is_driver_worker: bool = False,
     ) -> None:
-        watch_parent()
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
         self.config = resolved_config(vllm_config)
         self._executor: GraphExecutor | None = None
@@ -87,14 +85,14 @@ class NeuronWorker(WorkerBase):
         root = None if self.config.disable_compile_cache else local_cache_root()
         cache = CompileCache(root, self.route.name, self.route.versions())
         weights = load_model_weights(self.vllm_config, self.model)
-        dtype = self.model_config.dtype
+        dtype = model_dtype(self.vllm_config)
         self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
         del weights
         gc.collect()
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """What vLLM's block manager needs to know of each attention layer."""
-        return kv_cache_specs(self.model, self.config.block_size, self.model_config.dtype)
+        return kv_cache_specs(self.model, self.config.block_size, model_dtype(self.vllm_config))
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take.
@@ -102,7 +100,7 @@ class NeuronWorker(WorkerBase):
         Raises:
             KVBudgetError: too little memory for the configured minimum or for one request.
         """
-        dtype = self.model_config.dtype
+        dtype = model_dtype(self.vllm_config)
         if self.config.cpu_mode:
             budget = kv_budget_on_cpu(self.config, host_memory_available(), self.parallel_config.local_world_size)
         else:
