@@ -91,6 +91,7 @@ def test_types_and_ranges(option: str, value: Any, where: str, rule: str) -> Non
     fault = only_fault({"neuron_config": {option: value}})
     assert fault.option == f"{NEURON}.{option}{where}"
     assert rule in fault.rule
+    assert fault.rule.startswith(("must", "every value", "only")), "our words, not those of a library"
     assert fault.value == (value[int(where[1:-1])] if where else value)
 
 
@@ -118,7 +119,7 @@ def test_sampling_values_are_checked_though_not_supported_yet(option: str, value
 
 
 @pytest.mark.parametrize(
-    "config", [{"temperature": "0.7"}, {"temperature": 0}, {"top_k": "50", "top_p": "0.9"}, {"top_k": -1}, {"top_k": 0}]
+    "config", [{"temperature": "0.7"}, {"temperature": 0}, {"top_k": "50", "top_p": "0.9"}, {"top_k": -1}, {"top_p": 1}]
 )
 def test_sampling_numbers_may_be_strings(config: Any) -> None:
     sampling = OnDeviceSamplingConfig.model_validate(config)
@@ -206,6 +207,13 @@ def test_the_old_group_names_each_of_its_keys() -> None:
     assert unknown.option == "additional_config.override_neuron_config.typo"
 
 
+def test_the_old_group_is_searched_to_its_depths() -> None:
+    group, dynamic = faults({"override_neuron_config": {"on_device_sampling_config": {"dynamic": True, "top_k": 5}}})
+    assert NEURON in group.remedy
+    assert dynamic.option == "additional_config.override_neuron_config.on_device_sampling_config.dynamic"
+    assert "every request" in dynamic.remedy
+
+
 @pytest.mark.parametrize(
     ("name", "new"),
     [
@@ -270,3 +278,12 @@ def test_the_users_dictionary_is_left_alone() -> None:
 
 def test_tuples_serve_as_lists() -> None:
     assert resolved({"num_seqs_buckets": (1, 4)}).num_seqs_buckets == (1, 4)
+
+
+def test_a_hold_time_of_zero_is_a_value() -> None:
+    assert only_fault({"encoder_neuron_config": {"encoder_cache_min_hold_time_ms": 0}}).later
+
+
+def test_a_key_like_no_other_gets_all_keys_of_its_group() -> None:
+    remedy = only_fault({"neuron_config": {"zzz": 1}}).remedy
+    assert all(name in remedy for name in NEURON_ROWS)

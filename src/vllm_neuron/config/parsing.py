@@ -38,6 +38,9 @@ _TYPE_RULES = {
     "tuple_type": "must be a list of integers, such as [128, 256]",
 }
 
+_CLOSE = 0.75
+"""Likeness from which on a key is taken for a mistyped or misplaced one."""
+
 Options = TypeVar("Options", bound=BaseModel)
 
 
@@ -148,9 +151,7 @@ def _unknown(path: str, key: str, value: Any, group: str = "") -> Iterator[Fault
     if key in legacy.CONTAINERS:
         new = legacy.CONTAINERS[key]
         yield Fault(option, value, "is the name of another release", f"Use {new}.")
-        for inner, inner_value in value.items() if isinstance(value, Mapping) else ():
-            if inner not in _PLACES[new]:
-                yield from _unknown(option, str(inner), inner_value, new)
+        yield from _unknown_below(option, value, new)
         return
     renamed = legacy.SAMPLING if path.endswith("on_device_sampling_config") else legacy.OPTIONS
     if key in renamed:
@@ -163,21 +164,28 @@ def _unknown(path: str, key: str, value: Any, group: str = "") -> Iterator[Fault
         yield Fault(option, value, "is not an option", _suggestion(group or path, key))
 
 
+def _unknown_below(option: str, values: Any, group: str) -> Iterator[Fault]:
+    """Faults of the keys at ``option`` that ``group``, which takes its place, does not have."""
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        place = f"{group}.{key}"
+        if key not in _PLACES[group]:
+            yield from _unknown(option, str(key), value, group)
+        elif place in _PLACES:
+            yield from _unknown_below(f"{option}.{key}", value, place)
+
+
 def _suggestion(path: str, key: str) -> str:
-    """The closest valid key: in the same group if one is close, else anywhere."""
+    """The closest valid key, wherever it belongs; if none is close, all keys of the group at ``path``."""
 
     def likeness(valid: str) -> float:
         return SequenceMatcher(None, key.lower().replace("-", "_"), valid).ratio()
 
-    same_group = _PLACES.get(path, ())
-    best = max(same_group, key=likeness, default="")
-    if best and likeness(best) >= 0.75:
-        return f"Did you mean {path}.{best}?"
     anywhere = [(likeness(valid), f"{place}.{valid}") for place, keys in _PLACES.items() for valid in keys]
     close, suggestion = max(anywhere, key=lambda scored: scored[0])
-    if close >= 0.75 or not same_group:
+    if close >= _CLOSE:
         return f"Did you mean {suggestion}?"
-    return f"The closest valid key is {path}.{best}; all of them: {', '.join(same_group)}."
+    best = max(_PLACES[path], key=likeness)
+    return f"The closest valid key is {path}.{best}; all of them: {', '.join(_PLACES[path])}."
 
 
 def _not_a_dictionary(path: str, value: Any) -> Fault:
