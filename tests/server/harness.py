@@ -205,7 +205,7 @@ def start(command: Sequence[str], port: int, folder: Path, cache: Path, env: Map
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",  # tiny models only lose by being split
         "SPT_NOENV": "1",  # process titles would overwrite the mark
         _MARK: mark,
     }

@@ -2,8 +2,9 @@
 
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,13 @@ def busy(server: Server) -> bool:
     return server.metric("vllm:num_requests_running") > 0
 
 
-def start_decoding(server: Server, pool: ThreadPoolExecutor) -> object:
+def failed(answer: tuple[int, Any]) -> bool:
+    """No answer, or an error. vLLM reports the death of its engine in the body of a response of status 200."""
+    status, body = answer
+    return status != 200 or "error" in body
+
+
+def start_decoding(server: Server, pool: ThreadPoolExecutor) -> "Future[tuple[int, Any]]":
     body = {"model": MODEL_NAME, "prompt": prompt(20), "max_tokens": 480, "ignore_eos": True, "temperature": 0}
     pending = pool.submit(http, "POST", f"{server.url}/v1/completions", body)
     wait_until(lambda: busy(server), 20, "running request", server)
@@ -29,7 +36,7 @@ def test_server_sigterm_ends_everything_while_it_decodes(backend: str, tiny: Pat
     with ThreadPoolExecutor(1) as pool, serving(tiny, backend, tmp_path, cache) as server:
         pending = start_decoding(server, pool)
         server.stop(GONE_SECONDS)
-        assert pending.result(5)[0] != 200
+        assert failed(pending.result(5))
 
 
 @pytest.mark.parametrize("victim", ["api server", "engine"])
@@ -46,10 +53,10 @@ def test_server_killed_while_it_decodes(backend: str, victim: str, tiny: Path, c
                 server.engine_core().kill()
                 wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
                 begin = time.monotonic()
-                status, _ = http("POST", f"{server.url}/v1/completions", {"model": MODEL_NAME, "prompt": [5]}, 10)
-                assert status != 200
+                answer = http("POST", f"{server.url}/v1/completions", {"model": MODEL_NAME, "prompt": [5]}, 10)
+                assert failed(answer), answer
                 assert time.monotonic() - begin < 5
-            assert pending.result(10)[0] != 200
+            assert failed(pending.result(10))
         server.assert_gone(GONE_SECONDS)
     finally:
         server.kill_all()
@@ -60,11 +67,12 @@ def test_server_killed_while_it_decodes(backend: str, victim: str, tiny: Path, c
 
 @pytest.mark.parametrize(("backend", "victim"), [*zip(BACKENDS, ["api server", "engine"], strict=True)])
 def test_server_killed_while_it_compiles(backend: str, victim: str, tiny: Path, tmp_path: Path) -> None:
-    """A cold cache of its own: the kill comes after the first graph, and the next start makes the rest."""
+    """A cold cache of its own: the kill comes while something is compiled, and the next start makes the rest."""
+    compiling = {"neuron_native": "Building the CPU kernels", "vllm_neuron": "Graph 1 of "}[backend]
     own_cache = tmp_path / "cache"
     server = launch(tiny, backend, tmp_path, own_cache)
     try:
-        server.wait_for_log("Graph 1 of ")
+        server.wait_for_log(compiling)
         assert server.health() != 200
         (server.process if victim == "api server" else server.engine_core()).kill()
         server.assert_gone(GONE_SECONDS)
@@ -72,8 +80,8 @@ def test_server_killed_while_it_compiles(backend: str, victim: str, tiny: Path, 
         server.kill_all()
     with serving(tiny, backend, tmp_path, own_cache) as again:
         counters = again.rpc("graph_statistics")
-        assert counters["cached"] >= 1
         assert counters["compiled"] >= 1
+        assert counters["compiled"] + counters["cached"] == len(counters["seconds"])
         assert_next_is_right(again, tiny)
 
 
