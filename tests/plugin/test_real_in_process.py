@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,11 +26,10 @@ print("RESULT", json.dumps([[list(o.outputs[0].token_ids) for o in outputs], sta
 
 
 @pytest.mark.parametrize("backend", ["neuron_native", "vllm_neuron"])
-def test_real_engine_in_the_users_process(backend: str, tmp_path: Path) -> None:
+def test_real_engine_in_the_users_process(backend: str) -> None:
     path = checkpoint("llama")
     prompts = [prompt(length, seed=length) for length in (1, 200, 33)]
     env = {**os.environ, "VLLM_NEURON_BACKEND": backend, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    env |= {"VLLM_CACHE_ROOT": str(tmp_path)}
     command = [sys.executable, "-c", SCRIPT, json.dumps([str(path), prompts])]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
