@@ -62,11 +62,6 @@ def test_neuron_by_hand(hbm: int, weights: int, policy: BudgetPolicy, expected: 
     assert neuron_budget(hbm * GIB, weights * GIB, policy).num_bytes == pytest.approx(expected * GIB, abs=1)
 
 
-def test_explicit_headroom_means_full_utilisation_zero_included() -> None:
-    assert BudgetPolicy(0.9).effective_memory_utilization == 0.9
-    assert BudgetPolicy(0.9, headroom_gib=0.0).effective_memory_utilization == 1.0
-
-
 @given(headroom=st.integers(0, 30))
 def test_a_gib_more_headroom_is_a_gib_less_budget(headroom: int) -> None:
     for budget_of in (lambda p: cpu_budget(40 * GIB, 1, p), lambda p: neuron_budget(44 * GIB, 4 * GIB, p)):

@@ -36,11 +36,6 @@ class BudgetPolicy:
     headroom_gib: float | None = None
     minimum_gib: float = 1.0
 
-    @property
-    def effective_memory_utilization(self) -> float:
-        """What gpu_memory_utilization is in effect: 1.0 under an explicit reserve."""
-        return self.memory_utilization if self.headroom_gib is None else 1.0
-
 
 @dataclass(frozen=True)
 class KVBudget:
