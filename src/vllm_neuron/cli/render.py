@@ -53,11 +53,11 @@ def show(report: Report, console: Console | None = None) -> None:
     console.print(f"  {state}, writable: {_YES if cache.writable else _NO}")
 
     _heading(console, "Environment")
-    table = Table.grid(padding=(0, 2))
+    width = max((len(row.name) for row in report.environment), default=0)
     for row in report.environment:
         value = "not set" if row.value is None else str(row.value)
-        table.add_row(row.name, escape(value), "" if row.source == "default" else f"from {row.source}")
-    console.print(table)
+        source = "" if row.source == "default" else f"  (from {row.source})"
+        console.print(f"{row.name:<{width}}  {escape(value)}{source}")
 
     for warning in report.warnings:
         console.print(f"[yellow]Warning:[/yellow] {escape(warning)}")
