@@ -6,6 +6,7 @@ compiler widens a half-precision cache around its scatter, and so copies all of 
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,53 @@ def _stablehlo(name: str, hlo: bytes, parameters: tuple[int, ...], captured: Cap
         return str(module)
 
 
+@dataclass(frozen=True)
+class _Transposed:
+    """The transpose of a matrix, not made yet: a product takes the matrix as it is."""
+
+    matrix: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+
+def _mm(x: torch.Tensor, y: torch.Tensor | _Transposed) -> torch.Tensor:
+    # XLA has a loop of its own for a single row, and widens the weight if it is asked for anything else.
+    if x.shape[0] == 1:
+        return torch.mm(_numbers(x), _numbers(y))
+    if isinstance(y, _Transposed):
+        return _product(_numbers(x), y.matrix, (([1], [1]), ([], [])))
+    return _product(_numbers(x), y, (([1], [0]), ([], [])))
+
+
+def _bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _product(x, y, (([2], [1]), ([0], [0])))
+
+
+def _addmm(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor | _Transposed) -> torch.Tensor:
+    return _mm(x, y) + bias
+
+
+_PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
+    _aten.mm.default: _mm,
+    _aten.bmm.default: _bmm,
+    _aten.addmm.default: _addmm,
+}
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _product(x: torch.Tensor, y: torch.Tensor, dimensions: Any) -> torch.Tensor:
+    """A product in half precision that is summed in float32, and rounded only then.
+
+    The sum is what torch does too. Said in so many words, XLA's CPU compiler multiplies the halves as they are; from
+    torch_xla's own product of halves it makes one of float32, and widens the whole weight at every step.
+    """
+    import torch_xla
+
+    return torch_xla._XLAC._xla_dot_general(x, y, dimensions, None, torch.float32).to(x.dtype)
+
+
 def import_torch_xla() -> Any:
     """The torch_xla module, brought up on the CPU: lowering never needs a device.
 
@@ -193,6 +241,10 @@ class _BitsInterpreter(Interpreter):
             if target is _aten.index_copy.default:
                 args = _write_twice(*args)
             return _Bits(super().call_function(target, tuple(args), kwargs), dtype)
+        if target is _aten.t.default and isinstance(args[0], torch.Tensor) and args[0].dtype in _HALF:
+            return _Transposed(args[0])
+        if target in _PRODUCTS and args[-1].dtype in _HALF:
+            return _PRODUCTS[target](*(arg if isinstance(arg, _Transposed) else _numbers(arg) for arg in args))
         args, kwargs = pytree.tree_map(_numbers, (args, kwargs))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "xla"}
@@ -221,6 +273,8 @@ def _write_twice(
 
 
 def _numbers(value: Any) -> Any:
+    if isinstance(value, _Transposed):
+        return value.matrix.t()
     return bitcast(value.integers, value.dtype) if isinstance(value, _Bits) else value
 
 
