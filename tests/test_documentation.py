@@ -27,7 +27,7 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.
 LANGUAGES = ("bash", "python", "json")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMENT = re.compile(r"<!--\s*(.*?)\s*-->\s*\Z", re.DOTALL)
+COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
 NOT_RUN = re.compile(r"(?:needs|not run):\s*\S.{4,}", re.DOTALL)
 
 
@@ -141,7 +141,8 @@ def _make_arguments(port: int) -> str:
 def test_server_blocks_serve_and_answer(served: tuple[Server, list[Block]], scratch: Path) -> None:
     server, others = served
     for block in others:
-        run(block, scratch, block.text.replace(":8000", f":{server.port}"))
+        output = run(block, scratch, block.text.replace(":8000", f":{server.port}"))
+        assert output.strip() and '"error"' not in output, f"{block}\n{output}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
