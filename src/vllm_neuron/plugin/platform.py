@@ -98,6 +98,10 @@ class NeuronPlatform(Platform):
             )
 
     @classmethod
+    def import_kernels(cls) -> None:
+        """None of vLLM's own kernels runs here, and importing them fails loudly where there is no CUDA."""
+
+    @classmethod
     def get_compile_backend(cls) -> str:
         """vLLM's default, so that it does not warn of another; vLLM compiles no model here (CompilationMode.NONE)."""
         return "inductor"
