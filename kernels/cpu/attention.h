@@ -33,6 +33,14 @@ struct Pages {
       for (; t < stop; t++, row += token_stride) rows[t] = row;
     }
   }
+
+  // Asks for these tokens to be brought into the cache.
+  void fetch(int64_t start, int64_t count, int64_t dim) const {
+    for (int64_t t = start; t < start + count; t++) {
+      const T* row = at(t);
+      for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+    }
+  }
 };
 
 // scores[g][0..count) of G query heads [G, wide] against `count` keys, four keys at a time.
@@ -44,15 +52,18 @@ inline void score(const float* q, const T* const* keys, int64_t count, int64_t d
     const T* four[4];
     for (int64_t i = 0; i < 4; i++) four[i] = keys[std::min(t + i, count - 1)];
     vec::F dots[G][4] = {};
-    pointwise::pieces(dim, [&](int64_t d, int64_t n) {
+    for (int64_t d = 0; d < dim; d += vec::kLanes) {
+      const int64_t n = std::min(vec::kLanes, dim - d);
       vec::F key[4];
-      for (int i = 0; i < 4; i++) key[i] = pointwise::get(four[i] + d, n);
-      for (int g = 0; g < G; g++) {
+      vec::unroll<4>([&](auto i) ALWAYS_INLINE { key[i] = pointwise::get(four[i] + d, n); });
+      vec::unroll<G>([&](auto g) ALWAYS_INLINE {
         const vec::F query = vec::load(q + g * wide + d);
-        for (int i = 0; i < 4; i++) dots[g][i] += query * key[i];
-      }
+        vec::unroll<4>([&](auto i) ALWAYS_INLINE { dots[g][i] += query * key[i]; });
+      });
+    }
+    vec::unroll<G>([&](auto g) ALWAYS_INLINE {
+      vec::sum4(scores[g] + t, dots[g][0], dots[g][1], dots[g][2], dots[g][3]);
     });
-    for (int g = 0; g < G; g++) vec::sum4(scores[g] + t, dots[g][0], dots[g][1], dots[g][2], dots[g][3]);
   }
 }
 
@@ -87,6 +98,7 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t count = std::min(kTile, end - start);
     keys.gather(start, count, rows);
+    values.fetch(start, count, dim);
     score<G>(q, rows, count, dim, wide, scores);
     for (int g = 0; g < G; g++) {
       std::fill(scores[g] + count, scores[g] + kTile, kNothing);
@@ -106,6 +118,7 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
         for (int64_t d = 0; d < wide; d++) out[g * wide + d] *= shrink;
     }
     values.gather(start, count, rows);
+    keys.fetch(start + count, std::min(kTile, end - start - count), dim);
     constexpr int64_t kPieces = 4;
     int64_t d = 0;
     for (; d + kPieces * vec::kLanes <= dim; d += kPieces * vec::kLanes)

@@ -20,45 +20,43 @@ inline void tile(const T* x, const T* w, int64_t K, float (*out)[kWide]) {
   int64_t k = 0;
   for (; k + vec::kLanes <= K; k += vec::kLanes) {
     vec::F wide[kWide];
-    for (int n = 0; n < kWide; n++) {
+    vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
       wide[n] = vec::load(w + n * K + k);
       if (FIRST) __builtin_prefetch(w + (n + kAhead * kWide) * K + k, 0, 2);
-    }
-    for (int m = 0; m < ROWS; m++) {
+    });
+    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
       const vec::F row = vec::load(x + m * K + k);
-      for (int n = 0; n < kWide; n++) sums[m][n] += row * wide[n];
-    }
+      vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { sums[m][n] += row * wide[n]; });
+    });
   }
   if (k < K) {
-    for (int m = 0; m < ROWS; m++)
-      for (int n = 0; n < kWide; n++)
-        sums[m][n] += vec::load(x + m * K + k, K - k) * vec::load(w + n * K + k, K - k);
+    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
+      const vec::F row = vec::load(x + m * K + k, K - k);
+      vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { sums[m][n] += row * vec::load(w + n * K + k, K - k); });
+    });
   }
-  for (int m = 0; m < ROWS; m++) vec::sum4(out[m], sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+  vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { vec::sum4(out[m], sums[m][0], sums[m][1], sums[m][2], sums[m][3]); });
 }
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 template <int ROWS, bool FIRST>
 inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, float (*out)[kWide]) {
-  __m512 sums[ROWS][kWide];
-  for (int m = 0; m < ROWS; m++)
-    for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_setzero_ps();
-  const auto step = [&](int64_t k, __mmask32 mask) {
+  __m512 sums[ROWS][kWide] = {};
+  for (int64_t k = 0; k < K; k += 32) {
+    const __mmask32 mask = K - k >= 32 ? ~__mmask32(0) : (__mmask32(1) << (K - k)) - 1;
     __m512bh wide[kWide];
-    for (int n = 0; n < kWide; n++) {
+    vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
       wide[n] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + n * K + k);
       if (FIRST) _mm_prefetch(reinterpret_cast<const char*>(w + (n + kAhead * kWide) * K + k), _MM_HINT_T1);
-    }
-    for (int m = 0; m < ROWS; m++) {
+    });
+    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
       const __m512bh row = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + m * K + k);
-      for (int n = 0; n < kWide; n++) sums[m][n] = _mm512_dpbf16_ps(sums[m][n], row, wide[n]);
-    }
-  };
-  int64_t k = 0;
-  for (; k + 32 <= K; k += 32) step(k, ~__mmask32(0));
-  if (k < K) step(k, (__mmask32(1) << (K - k)) - 1);
-  for (int m = 0; m < ROWS; m++)
+      vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { sums[m][n] = _mm512_dpbf16_ps(sums[m][n], row, wide[n]); });
+    });
+  }
+  vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
     vec::sum4(out[m], (vec::F)sums[m][0], (vec::F)sums[m][1], (vec::F)sums[m][2], (vec::F)sums[m][3]);
+  });
 }
 #endif
 

@@ -5,11 +5,26 @@
 #include <c10/util/Half.h>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 namespace vec {
+
+template <class Function, int... I>
+ALWAYS_INLINE inline void unroll(const Function& f, std::integer_sequence<int, I...>) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+
+// f(0), f(1), ... f(N - 1) with constants. An array that is only indexed by constants lives in registers; a loop over
+// it, even one that the compiler unrolls later, makes it write every element to memory at every turn.
+template <int N, class Function>
+ALWAYS_INLINE inline void unroll(const Function& f) {
+  unroll(f, std::make_integer_sequence<int, N>{});
+}
 
 constexpr int64_t kLanes = 16;
 using F = float __attribute__((vector_size(64)));
