@@ -72,16 +72,18 @@ template <int G, int P, class T>
 inline void mix(const float (*weights)[kTile], const T* const* values, int64_t count, int64_t d, int64_t n,
                 int64_t wide, float* out) {
   vec::F sums[G][P];
-  for (int g = 0; g < G; g++)
-    for (int i = 0; i < P; i++) sums[g][i] = vec::load(out + g * wide + d + i * vec::kLanes);
+  vec::unroll<G>([&](auto g) ALWAYS_INLINE {
+    vec::unroll<P>([&](auto i) ALWAYS_INLINE { sums[g][i] = vec::load(out + g * wide + d + i * vec::kLanes); });
+  });
   for (int64_t t = 0; t < count; t++)
-    for (int i = 0; i < P; i++) {
+    vec::unroll<P>([&](auto i) ALWAYS_INLINE {
       const T* from = values[t] + d + i * vec::kLanes;
       const vec::F value = i == P - 1 ? pointwise::get(from, n) : vec::load(from);
-      for (int g = 0; g < G; g++) sums[g][i] += value * weights[g][t];
-    }
-  for (int g = 0; g < G; g++)
-    for (int i = 0; i < P; i++) vec::store(out + g * wide + d + i * vec::kLanes, sums[g][i]);
+      vec::unroll<G>([&](auto g) ALWAYS_INLINE { sums[g][i] += value * weights[g][t]; });
+    });
+  vec::unroll<G>([&](auto g) ALWAYS_INLINE {
+    vec::unroll<P>([&](auto i) ALWAYS_INLINE { vec::store(out + g * wide + d + i * vec::kLanes, sums[g][i]); });
+  });
 }
 
 // Softmax over tokens [begin, end) for G query heads of one row that share a KV head.

@@ -118,11 +118,14 @@ template <int R, class W>
 inline void score(const Word* queries, const Word* keys, int64_t depth, float (*scores)[kTokens]) {
   vec::F sums[R][kVectors] = {};
   for (int64_t w = 0; w < depth; w++)
-    for (int r = 0; r < R; r++)
-      for (int64_t i = 0; i < kVectors; i++)
+    vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+      vec::unroll<kVectors>([&](auto i) ALWAYS_INLINE {
         sums[r][i] = W::multiply(sums[r][i], queries[r * depth + w], keys + (i * depth + w) * vec::kLanes);
-  for (int r = 0; r < R; r++)
-    for (int64_t i = 0; i < kVectors; i++) vec::store(scores[r] + i * vec::kLanes, sums[r][i]);
+      });
+    });
+  vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+    vec::unroll<kVectors>([&](auto i) ALWAYS_INLINE { vec::store(scores[r] + i * vec::kLanes, sums[r][i]); });
+  });
 }
 
 // out [R, wide] at elements d .. d + 16 * P: times shrink[r], plus probabilities times values.
@@ -130,14 +133,20 @@ template <int R, int P, class W>
 inline void mix(const Word (*weights)[kTokens], const float* shrink, const Word* values, int64_t wide, int64_t d,
                 float* out) {
   vec::F sums[R][P];
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < P; i++) sums[r][i] = vec::load(out + r * wide + d + i * vec::kLanes) * shrink[r];
+  vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+    vec::unroll<P>([&](auto i) ALWAYS_INLINE {
+      sums[r][i] = vec::load(out + r * wide + d + i * vec::kLanes) * shrink[r];
+    });
+  });
   for (int64_t w = 0; w < kTokens / W::kPerWord; w++)
-    for (int r = 0; r < R; r++)
-      for (int i = 0; i < P; i++)
+    vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+      vec::unroll<P>([&](auto i) ALWAYS_INLINE {
         sums[r][i] = W::multiply(sums[r][i], weights[r][w], values + w * wide + d + i * vec::kLanes);
-  for (int r = 0; r < R; r++)
-    for (int i = 0; i < P; i++) vec::store(out + r * wide + d + i * vec::kLanes, sums[r][i]);
+      });
+    });
+  vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+    vec::unroll<P>([&](auto i) ALWAYS_INLINE { vec::store(out + r * wide + d + i * vec::kLanes, sums[r][i]); });
+  });
 }
 
 // One row's scores to unnormalised probabilities in words; returns what the output so far shrinks by.
