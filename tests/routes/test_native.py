@@ -3,7 +3,7 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +18,15 @@ from tests.routes.native_steps import ROUTE
 
 SETS = list(KernelSet)
 every_set = pytest.mark.parametrize("kernels", SETS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products of tiny models only lose by being split, and lose much when the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def trace(step: Callable[..., Any], weights: Any = None, kv_cache: Any = None, inputs: Any = None) -> Any:
@@ -70,24 +79,22 @@ def test_the_cache_stays_where_it_is(kernels: KernelSet) -> None:
 
 
 @every_set
-def test_a_step_takes_as_long_with_a_large_cache(kernels: KernelSet) -> None:
-    """A gigabyte and a half, of which a copy would take several hundred times as long as a step."""
-
-    def best(num_blocks: int) -> float:
-        inputs = steps.inputs(1, 1)
-        executable = steps.lowered(inputs, num_blocks, kernels).compile()
-        weights = ROUTE.place_weights(steps.weights())
-        held = ROUTE.allocate_kv_cache(steps.cache_shapes(num_blocks), torch.float32)
-        times = []
-        for _ in range(12):
-            begin = perf_counter()
-            _, held = executable(weights, held, inputs)
-            times.append(perf_counter() - begin)
-        return min(times)
-
-    large = 700_000
-    assert sum(torch.Size(shape).numel() for shape in steps.cache_shapes(large)) * 2 * 4 > 1.4e9
-    assert best(large) < 20 * best(64)
+def test_a_large_cache_is_not_copied(kernels: KernelSet) -> None:
+    """A gigabyte and a half, which takes hundreds of times as long to copy as a step takes."""
+    inputs = steps.inputs(1, 1)
+    executable = steps.lowered(inputs, 700_000, kernels).compile()
+    weights = ROUTE.place_weights(steps.weights())
+    held = ROUTE.allocate_kv_cache(steps.cache_shapes(700_000), torch.float32)
+    assert sum(tensor.nbytes for tensor in held.tensors) > 1.4e9
+    step_times, copy_times = [], []
+    for _ in range(5):
+        begin = perf_counter()
+        _, held = executable(weights, held, inputs)
+        step_times.append(perf_counter() - begin)
+        begin = perf_counter()
+        held.tensors[0].clone()
+        copy_times.append(perf_counter() - begin)
+    assert min(step_times) < 0.25 * min(copy_times)
 
 
 @every_set
