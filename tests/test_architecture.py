@@ -263,7 +263,7 @@ def tracked_files() -> tuple[Path, ...]:
 
 
 UNWANTED = {
-    "a path of somebody's machine": r"(?<![\w.])/(?:work|root|Users)/\w|/home/(?!somebody)|/opt/(?:venvs|models|wheels|pypi)",
+    "a path of somebody's machine": r"(?<![\w.])/(?:work|root|Users)/\w|/home/(?!somebody)|/opt/(?:venvs|models|pypi)",
     "the host of a package registry": r"(?:pypi\.org|pythonhosted\.org|--index-url|extra-index)",
     "an unfinished part": r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError)\b",
     "a skipped test": r"pytest\.(?:mark\.)?(?:skip|xfail|importorskip)|unittest\.skip",
