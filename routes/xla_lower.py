@@ -168,6 +168,16 @@ def _product(x: torch.Tensor, y: torch.Tensor, dimensions: Any) -> torch.Tensor:
     return torch_xla._XLAC._xla_dot_general(x, y, dimensions, None, torch.float32).to(x.dtype)
 
 
+def _wide_product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """x [M, K] times the transpose of matrix [N, K], both in half precision: [M, N] float32, not rounded."""
+    import torch_xla
+
+    if x.shape[0] == 1:
+        # As a product of one row XLA would widen the whole matrix first; as a sum it reads it once.
+        return (x.float() * matrix.float()).sum(dim=1).unsqueeze(0)
+    return torch_xla._XLAC._xla_dot_general(x, matrix, (([1], [1]), ([], [])), None, torch.float32)
+
+
 def import_torch_xla() -> Any:
     """The torch_xla module, brought up on the CPU: lowering never needs a device.
 
@@ -231,6 +241,13 @@ class _BitsInterpreter(Interpreter):
         dtype = self._kv_dtypes.get(str(target))
         return value if dtype is None else _Bits(value, dtype)
 
+    def run_node(self, n: Any) -> Any:
+        if n.target is _aten.mm.default and _only_widened(n):
+            x, y = self.fetch_args_kwargs_from_env(n)[0]
+            if isinstance(y, _Transposed):
+                return _wide_product(_numbers(x), y.matrix)
+        return super().run_node(n)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is _aten.view.dtype and args[0].dtype.itemsize == args[1].itemsize:
             return bitcast(_numbers(args[0]), args[1])
@@ -254,6 +271,12 @@ class _BitsInterpreter(Interpreter):
         results = list(args[0])
         first = len(results) - self._num_kv
         return [_numbers(result) for result in results[:first]] + [_integers(result) for result in results[first:]]
+
+
+def _only_widened(node: Any) -> bool:
+    """Whether a product is read as float32 and nothing else, as logits are: then it need not be rounded at all."""
+    conversions = [user.target is _aten._to_copy.default and user.kwargs.get("dtype") for user in node.users]
+    return bool(conversions) and all(dtype is torch.float32 for dtype in conversions)
 
 
 def _accumulates(target: Any, args: tuple[Any, ...]) -> bool:
