@@ -21,6 +21,7 @@ llm = LLM(
 params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
 statistics = llm.collective_rpc("graph_statistics")[0]
+assert "layers.0.qkv" in repr(llm), repr(llm)
 print("RESULT", json.dumps([[list(o.outputs[0].token_ids) for o in outputs], statistics]))
 """
 

@@ -56,6 +56,7 @@ def _memory(vllm_config: "VllmConfig") -> Iterator[Fault]:
         ("calculate_kv_scales", cache.calculate_kv_scales),
         ("kv_sharing_fast_prefill", cache.kv_sharing_fast_prefill),
         ("kv_offloading_size", cache.kv_offloading_size),
+        ("kv_cache_memory_bytes", cache.kv_cache_memory_bytes),
     ):
         if value:
             yield Fault(option, value, option, f"Remove --{option.replace('_', '-')}.", later=True)

@@ -153,10 +153,16 @@ class NeuronWorker(WorkerBase):
         """A worker that has lost its KV cache in a failed step cannot go on.
 
         Raises:
-            RuntimeError: it has not been started fully.
+            RuntimeError: it has lost the cache, or has not been started fully.
         """
-        if self._runner is None:
-            raise RuntimeError("The worker is not initialised.")
+        if self._executor is None or not self._executor.has_kv_cache:
+            raise RuntimeError("The worker has no KV cache: it is not started fully, or a step has failed half-way.")
+
+    def get_model_inspection(self) -> str:
+        """What `repr(LLM(...))` shows: the model is functions and a table of weights, not modules."""
+        return "\n".join(
+            (self.model.architecture, *(f"  {name} {list(s.shape)}" for name, s in self.model.weight_table.items()))
+        )
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Never called: max_model_len is fixed before memory is measured."""
