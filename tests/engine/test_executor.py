@@ -5,6 +5,8 @@ import logging
 import os
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -291,13 +293,25 @@ def test_progress_goes_to_the_log_when_there_is_no_terminal(caplog: pytest.LogCa
     assert lines[-1].endswith("(0 from the cache, 3 compiled)")
 
 
+def _all_output(terminal: int) -> str:
+    """What is written to a terminal until its writers are gone, which reads as an error."""
+    pieces = []
+    with suppress(OSError):
+        while piece := os.read(terminal, 1 << 12):
+            pieces.append(piece)
+    return b"".join(pieces).decode()
+
+
 def test_progress_on_a_terminal_is_a_bar_and_a_line_per_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, terminal = os.openpty()
-    with os.fdopen(terminal, "w") as stderr:
+    # A terminal holds and gives out little at a time, and the bar is drawn more often on a slow machine.
+    with ThreadPoolExecutor() as threads, os.fdopen(terminal, "w") as stderr:
+        shown = threads.submit(_all_output, ours)
         monkeypatch.setattr(sys, "stderr", stderr)
         with warm_up_progress(2) as report:
             report(GraphReady("decode_b1_ctx128", 1, 2, 0.5, True))
-    text = os.read(ours, 1 << 16).decode()
+        stderr.close()
+        text = shown.result()
     os.close(ours)
     assert "Graph 1 of 2: decode_b1_ctx128 ready in 0.50 s (cache hit)" in text
     assert "Warming up" in text
