@@ -67,7 +67,7 @@ inline void score(const float* q, const T* const* keys, int64_t count, int64_t d
   }
 }
 
-// out[g][d..d + 16 * P) += weights[g][t] * values[t][d..], for G query heads; n elements in the last of P vectors.
+// out[g][d..d + kLanes * P) += weights[g][t] * values[t][d..], for G query heads; n elements in the last of P vectors.
 template <int G, int P, class T>
 inline void mix(const float (*weights)[kTile], const T* const* values, int64_t count, int64_t d, int64_t n,
                 int64_t wide, float* out) {
@@ -87,7 +87,7 @@ inline void mix(const float (*weights)[kTile], const T* const* values, int64_t c
 }
 
 // Softmax over tokens [begin, end) for G query heads of one row that share a KV head.
-// q [G, wide] is scaled and padded with zeros to `wide` (a multiple of 16). Results: per head the maximum, the sum of
+// q [G, wide] is scaled and padded with zeros to `wide` (a multiple of kLanes). Results: per head the maximum, the sum of
 // exponentials, and the unnormalised output [G, wide].
 template <int G, class T>
 void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t begin, int64_t end, int64_t dim,

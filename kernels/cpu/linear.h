@@ -1,17 +1,21 @@
-// y [M, N] = x [M, K] w[N, K]^T for few rows, where reading the weight once at full memory speed is all that counts.
+// y [M, N] = x [M, K] w[N, K]^T: for few rows, where reading the weight once at full memory speed is all that counts,
+// and for many rows of a type that the CPU does not multiply.
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "parallel.h"
 #include "vec.h"
 
 namespace product {
 
-constexpr int kWide = 4;     // rows of w at a time: four streams from memory, and four sums make one store
-constexpr int kMaxRows = 6;  // rows of x at a time: 6 x 4 sums leave registers for the operands
-
-constexpr int kAhead = 2;    // tiles of w that are fetched ahead while one is multiplied
+constexpr int kWide = 4;  // rows of w at a time: four streams from memory, and four sums make one store
+// Rows of x at a time: 6 x 4 sums of 32 registers, or 3 x 4 of 16, leave some for the operands.
+constexpr int kMaxRows = vec::kLanes == 16 ? 6 : 3;
+constexpr int kAhead = 2;  // tiles of w that are fetched ahead while one is multiplied
 
 // Sums of ROWS x 4 products over K. FIRST: nobody has read these rows of w yet.
 template <int ROWS, bool FIRST, class T>
@@ -19,14 +23,12 @@ inline void tile(const T* x, const T* w, int64_t K, float (*out)[kWide]) {
   vec::F sums[ROWS][kWide] = {};
   int64_t k = 0;
   for (; k + vec::kLanes <= K; k += vec::kLanes) {
-    vec::F wide[kWide];
+    vec::F row[ROWS];
+    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { row[m] = vec::load(x + m * K + k); });
     vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
-      wide[n] = vec::load(w + n * K + k);
+      const vec::F wide = vec::load(w + n * K + k);
       if (FIRST) __builtin_prefetch(w + (n + kAhead * kWide) * K + k, 0, 2);
-    });
-    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
-      const vec::F row = vec::load(x + m * K + k);
-      vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { sums[m][n] += row * wide[n]; });
+      vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { sums[m][n] += row[m] * wide; });
     });
   }
   if (k < K) {
@@ -57,6 +59,36 @@ inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, floa
   vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
     vec::sum4(out[m], (vec::F)sums[m][0], (vec::F)sums[m][1], (vec::F)sums[m][2], (vec::F)sums[m][3]);
   });
+}
+#elif defined(__AVX2__)
+// Elements at even and odd places are multiplied apart, so that one instruction each makes floats of them.
+template <int ROWS, bool FIRST>
+inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, float (*out)[kWide]) {
+  const auto bits = [](const c10::BFloat16* p, int64_t n) ALWAYS_INLINE {
+    if (n >= 16) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    alignas(32) uint16_t buffer[16] = {};
+    std::memcpy(buffer, p, n * sizeof *buffer);
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(buffer));
+  };
+  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
+  const auto even = [](__m256i pairs) ALWAYS_INLINE { return (vec::F)_mm256_slli_epi32(pairs, 16); };
+  const auto odd = [&](__m256i pairs) ALWAYS_INLINE { return (vec::F)_mm256_and_si256(pairs, high); };
+  vec::F sums[ROWS][kWide] = {};
+  for (int64_t k = 0; k < K; k += 16) {
+    vec::F row[ROWS][2];
+    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
+      const __m256i pairs = bits(x + m * K + k, K - k);
+      row[m][0] = even(pairs), row[m][1] = odd(pairs);
+    });
+    vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
+      const __m256i pairs = bits(w + n * K + k, K - k);
+      if (FIRST) _mm_prefetch(reinterpret_cast<const char*>(w + (n + kAhead * kWide) * K + k), _MM_HINT_T1);
+      const vec::F first = even(pairs), second = odd(pairs);
+      vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { sums[m][n] += row[m][0] * first; });
+      vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { sums[m][n] += row[m][1] * second; });
+    });
+  }
+  vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { vec::sum4(out[m], sums[m][0], sums[m][1], sums[m][2], sums[m][3]); });
 }
 #endif
 
@@ -101,6 +133,58 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
       again[std::min(rows, M - m) - 1](x + m * K, w, bias, y + m * N, N, K, i * kWide);
   });
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
+}
+
+// Whether halves are turned into floats before they are multiplied, so that each should be turned once only.
+template <class T>
+constexpr bool widens() {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  return std::is_same_v<T, c10::Half>;
+#else
+  return !std::is_same_v<T, float>;
+#endif
+}
+
+template <class T>
+void widen(const T* from, float* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + vec::kLanes <= count; i += vec::kLanes) vec::store(to + i, vec::load(from + i));
+  if (i < count) vec::store(to + i, vec::load(from + i, count - i), count - i);
+}
+
+// Any number of rows, in float32. Tiles of w are widened in turn, each for as many rows of x as the second-level cache
+// holds.
+template <class T>
+void widened(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K) {
+  constexpr int64_t kBlockBytes = 256 * 1024;
+  using Tile = void (*)(const float*, const float*, int64_t, float (*)[kWide]);
+  constexpr Tile kernels[] = {tile<1, false, float>, tile<2, false, float>, tile<3, false, float>,
+                              tile<4, false, float>, tile<5, false, float>, tile<6, false, float>};
+  const std::unique_ptr<float[]> rows(new float[M * K]);
+  parallel::loop(M, double(K) * 2e-4, [&](int64_t m) { widen(x + m * K, &rows[m * K], K); });
+  const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * K * kMaxRows)) * kMaxRows;
+  const int64_t blocks = (M + block - 1) / block, tiles = (N + kWide - 1) / kWide;
+  parallel::loop(blocks * tiles, double(K) * (4e-4 + 1e-4 * double(std::min(M, block))), [&](int64_t i) {
+    const int64_t n = i % tiles * kWide, count = std::min<int64_t>(kWide, N - n);
+    const int64_t begin = i / tiles * block, end = std::min(M, begin + block);
+    thread_local std::vector<float> columns;
+    columns.resize(kWide * K);
+    widen(w + n * K, columns.data(), count * K);
+    for (int64_t k = 0; k < kWide * K; k += 64 / sizeof(T)) __builtin_prefetch(w + (n + kWide) * K + k, 0, 2);
+    for (int64_t m = begin; m < end; m += kMaxRows) {
+      const int64_t here = std::min<int64_t>(kMaxRows, end - m);
+      float sums[kMaxRows][kWide];
+      kernels[here - 1](&rows[m * K], columns.data(), K, sums);
+      for (int64_t r = 0; r < here; r++) {
+        if (bias)
+          for (int64_t c = 0; c < count; c++) sums[r][c] += float(bias[n + c]);
+        if (count == kWide)
+          vec::round4(y + (m + r) * N + n, sums[r]);
+        else
+          for (int64_t c = 0; c < count; c++) y[(m + r) * N + n + c] = T(sums[r][c]);
+      }
+    }
+  });
 }
 
 }  // namespace product

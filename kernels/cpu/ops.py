@@ -5,6 +5,7 @@ Each is an operator `torch.ops.vllm_neuron_cpu.<name>`: opaque to a graph, so th
 """
 
 import torch
+
 from vllm_neuron.kernels.cpu import build
 
 build.load()

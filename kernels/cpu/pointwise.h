@@ -8,7 +8,7 @@
 
 namespace pointwise {
 
-// Calls f(offset, count) for pieces of 16 elements and the rest.
+// Calls f(offset, count) for pieces of kLanes elements and the rest.
 template <class Function>
 inline void pieces(int64_t size, Function f) {
   for (int64_t i = 0; i < size; i += vec::kLanes) f(i, std::min(vec::kLanes, size - i));

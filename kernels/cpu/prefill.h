@@ -1,7 +1,7 @@
 // Attention of many rows of one request: keys and values packed once, then small tiles with a running softmax.
 //
 // Operands are 32-bit words: pairs of bfloat16 where the CPU multiplies those, single floats elsewhere. A word of the
-// left operand (a query or a probability) is broadcast against 16 words of the right one (a key per lane, or a value's
+// left operand (a query or a probability) is broadcast against a register of the right one (a key per lane, or a value's
 // element per lane), so that no sum ever crosses lanes.
 #pragma once
 
@@ -71,12 +71,14 @@ struct Words<c10::BFloat16> {
 
 constexpr int64_t kTokens = 64;  // tokens of a tile
 constexpr int64_t kVectors = kTokens / vec::kLanes;
-constexpr int kRows = 6;  // rows of a tile: 6 x 4 sums leave registers for the operands
+constexpr int kRows = 6;                              // rows of a tile, and registers of the right operand at a
+constexpr int kWide = vec::kLanes == 16 ? 4 : 2;      // time: 6 x 4 sums, or 6 x 2, leave room for the operands
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Keys and values of one KV head from token `begin` on, padded with zeros to whole tiles.
-// keys [tiles of 16 tokens][dim / kPerWord][16 tokens], values [tokens / kPerWord][wide], `wide` a multiple of 16.
+// keys [tiles of kLanes tokens][dim / kPerWord][kLanes tokens], values [tokens / kPerWord][wide], `wide` a multiple of
+// kLanes.
 template <class W>
 struct Context {
   int64_t tokens, dim, wide, depth;
@@ -90,7 +92,7 @@ struct Context {
         keys(tokens * depth, 0),
         values(tokens / W::kPerWord * wide, 0) {}
 
-  // Packs up to 16 tokens from `start` (a multiple of 16) on.
+  // Packs up to kLanes tokens from `start` (a multiple of kLanes) on.
   template <class T>
   void pack(const attention::Pages<T>& key_pages, const attention::Pages<T>& value_pages, int64_t begin, int64_t start,
             int64_t count) {
@@ -116,19 +118,21 @@ struct Row {
 
 template <int R, class W>
 inline void score(const Word* queries, const Word* keys, int64_t depth, float (*scores)[kTokens]) {
-  vec::F sums[R][kVectors] = {};
-  for (int64_t w = 0; w < depth; w++)
-    vec::unroll<R>([&](auto r) ALWAYS_INLINE {
-      vec::unroll<kVectors>([&](auto i) ALWAYS_INLINE {
-        sums[r][i] = W::multiply(sums[r][i], queries[r * depth + w], keys + (i * depth + w) * vec::kLanes);
+  for (int64_t first = 0; first < kVectors; first += kWide, keys += kWide * depth * vec::kLanes) {
+    vec::F sums[R][kWide] = {};
+    for (int64_t w = 0; w < depth; w++)
+      vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+        vec::unroll<kWide>([&](auto i) ALWAYS_INLINE {
+          sums[r][i] = W::multiply(sums[r][i], queries[r * depth + w], keys + (i * depth + w) * vec::kLanes);
+        });
       });
+    vec::unroll<R>([&](auto r) ALWAYS_INLINE {
+      vec::unroll<kWide>([&](auto i) ALWAYS_INLINE { vec::store(scores[r] + (first + i) * vec::kLanes, sums[r][i]); });
     });
-  vec::unroll<R>([&](auto r) ALWAYS_INLINE {
-    vec::unroll<kVectors>([&](auto i) ALWAYS_INLINE { vec::store(scores[r] + i * vec::kLanes, sums[r][i]); });
-  });
+  }
 }
 
-// out [R, wide] at elements d .. d + 16 * P: times shrink[r], plus probabilities times values.
+// out [R, wide] at elements d .. d + kLanes * P: times shrink[r], plus probabilities times values.
 template <int R, int P, class W>
 inline void mix(const Word (*weights)[kTokens], const float* shrink, const Word* values, int64_t wide, int64_t d,
                 float* out) {
@@ -192,10 +196,9 @@ void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float s
       shrink[r] = soften<W>(scores[r], rows[r].begin - origin - start, rows[r].end - origin - start, scale, top[r],
                             sum[r], weights[r]);
     const Word* values = &context.values[start / W::kPerWord * context.wide];
-    constexpr int kPieces = 4;
     int64_t d = 0;
-    for (; d + kPieces * vec::kLanes <= context.wide; d += kPieces * vec::kLanes)
-      mix<R, kPieces, W>(weights, shrink, values, context.wide, d, out.data());
+    for (; d + kWide * vec::kLanes <= context.wide; d += kWide * vec::kLanes)
+      mix<R, kWide, W>(weights, shrink, values, context.wide, d, out.data());
     for (; d < context.wide; d += vec::kLanes) mix<R, 1, W>(weights, shrink, values, context.wide, d, out.data());
   }
   for (int r = 0; r < R; r++)

@@ -1,4 +1,5 @@
-// Sixteen floats at a time: loads and stores that widen and round, sums and exp. GCC's vector extensions, so any CPU.
+// A register of floats at a time: loads and stores that widen and round, sums and exp. GCC's vector extensions, so any
+// CPU; instructions by name only where the extensions make a poor choice.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -6,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -26,11 +27,15 @@ ALWAYS_INLINE inline void unroll(const Function& f) {
   unroll(f, std::make_integer_sequence<int, N>{});
 }
 
-constexpr int64_t kLanes = 16;
-using F = float __attribute__((vector_size(64)));
-using I = int32_t __attribute__((vector_size(64)));
-using U = uint32_t __attribute__((vector_size(64)));
-using U16 = uint16_t __attribute__((vector_size(32)));
+#if defined(__AVX512F__)
+constexpr int64_t kLanes = 16;  // of 32 registers
+#else
+constexpr int64_t kLanes = 8;  // of 16 registers with AVX2; two registers of NEON's 32
+#endif
+using F = float __attribute__((vector_size(4 * kLanes)));
+using I = int32_t __attribute__((vector_size(4 * kLanes)));
+using U = uint32_t __attribute__((vector_size(4 * kLanes)));
+using U16 = uint16_t __attribute__((vector_size(2 * kLanes)));
 
 inline F splat(float x) { return x - F{}; }
 
@@ -41,6 +46,9 @@ inline F load(const float* p) {
 }
 
 inline F load(const c10::BFloat16* p) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#endif
   U16 bits;
   std::memcpy(&bits, p, sizeof bits);
   return (F)(__builtin_convertvector(bits, U) << 16);
@@ -49,6 +57,8 @@ inline F load(const c10::BFloat16* p) {
 inline F load(const c10::Half* p) {
 #if defined(__AVX512F__)
   return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
   F v;
   for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
@@ -58,28 +68,37 @@ inline F load(const c10::Half* p) {
 
 inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 
+#if !(defined(__AVX512BF16__) && defined(__AVX512VL__))
+// Bits of bfloat16 in the low halves of words: rounded to nearest, halfway cases to even.
+template <class Floats, class Words>
+inline Words bfloat16_bits(Floats v) {
+  const Words x = (Words)v;
+  const Words even = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
+  // Rounding would carry a NaN's bits over into an infinity or beyond.
+  return (v == v) ? even : (even | 0x7fc0u);
+}
+#endif
+
 inline void store(c10::BFloat16* p, F v) {
 #if defined(__AVX512BF16__)
   auto bits = _mm512_cvtneps_pbh((__m512)v);
 #else
-  const U x = (U)v;
-  const U even = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
-  // Rounding would carry a NaN's bits over into an infinity or beyond.
-  const U rounded = (v == v) ? even : (even | 0x7fc0u);
-  const U16 bits = __builtin_convertvector(rounded, U16);
+  const U16 bits = __builtin_convertvector((bfloat16_bits<F, U>(v)), U16);
 #endif
-  std::memcpy(p, &bits, 32);
+  std::memcpy(p, &bits, 2 * kLanes);
 }
 
 inline void store(c10::Half* p, F v) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
   for (int i = 0; i < kLanes; i++) p[i] = c10::Half(v[i]);
 #endif
 }
 
-// The first n < 16 elements; zero beyond.
+// The first n < kLanes elements; zero beyond.
 template <class T>
 inline F load(const T* p, int64_t n) {
   T buffer[kLanes] = {};
@@ -103,6 +122,10 @@ inline void sum4(float* p, F a, F b, F c, F d) {
   const __m512 lanes = _mm512_add_ps((__m512)low, (__m512)high);
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX__) && !defined(__AVX512F__)
+  const __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
+  const __m256 half = _mm256_hadd_ps(ab, cd);
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
   float s[4] = {};
   for (int i = 0; i < kLanes; i++) s[0] += a[i], s[1] += b[i], s[2] += c[i], s[3] += d[i];
@@ -116,12 +139,19 @@ inline void round4(T* p, const float* q) {
   for (int i = 0; i < 4; i++) p[i] = T(q[i]);
 }
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 inline void round4(c10::BFloat16* p, const float* q) {
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
   const auto bits = _mm_cvtneps_pbh(_mm_loadu_ps(q));
+#else
+  using F4 = float __attribute__((vector_size(16)));
+  using U4 = uint32_t __attribute__((vector_size(16)));
+  F4 v;
+  std::memcpy(&v, q, sizeof v);
+  const auto words = bfloat16_bits<F4, U4>(v);
+  const uint16_t bits[4] = {uint16_t(words[0]), uint16_t(words[1]), uint16_t(words[2]), uint16_t(words[3])};
+#endif
   std::memcpy(p, &bits, 8);
 }
-#endif
 
 inline float sum(F a) {
   float s[4];

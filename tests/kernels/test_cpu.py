@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from vllm_neuron.kernels import (
     embedding_torch,
     kv_write_torch,
