@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from vllm_neuron.kernels.dispatch import KernelSet, using
-from vllm_neuron.routes.native import NativeRoute
 
+from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.model import StepInputs
 from vllm_neuron.models.registry import build_model
+from vllm_neuron.routes.native import NativeRoute
 
 BLOCK_SIZE, CONTEXT = 32, 1024
 SIZES = SimpleNamespace(

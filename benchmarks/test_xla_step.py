@@ -12,10 +12,10 @@ import pytest
 import torch
 from test_native_step import BLOCK_SIZE, SIZES, step_inputs
 from torch.utils import _pytree as pytree
-from vllm_neuron.routes.xla import XlaRoute
 
 from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.registry import build_model
+from vllm_neuron.routes.xla import XlaRoute
 
 NUM_BLOCKS = 1000
 """Of 32 tokens in 30 layers: 0.7 GB."""

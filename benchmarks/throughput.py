@@ -1,11 +1,15 @@
-"""Offline throughput of both compile routes in CPU mode on one model.
+"""Offline throughput of both compile routes in CPU mode on one model, and of vLLM's own CPU backend if it is there.
 
-    python benchmarks/throughput.py MODEL_DIR [BACKEND ...]
+    python benchmarks/throughput.py MODEL_DIR [--peer PYTHON] [--rounds N]
+
+PYTHON is the interpreter of an environment with vLLM's CPU backend. The systems take turns, each in a process of its
+own, N times; the last line has each figure's median.
 
 Decode: prompts of 128 tokens, 128 new tokens each, greedy, end of sequence ignored, at batch 1 and 8. Prefill: 8
 prompts of 900 tokens, one new token each. Each figure is the median of three runs after one that warms up.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -15,11 +19,12 @@ import sys
 import time
 from typing import Any
 
-BACKENDS = ("neuron_native", "vllm_neuron")
+ROUTES = ("neuron_native", "vllm_neuron")
+PEER = "vLLM's CPU backend"
 
 
 def measure(model: str) -> dict[str, float]:
-    """Figures of the backend that the environment selects, in tokens per second."""
+    """Tokens per second of the platform that the environment selects, seconds to start, and memory of its engine."""
     from vllm import LLM, SamplingParams
 
     begin = time.perf_counter()
@@ -58,16 +63,40 @@ def _rate(llm: Any, batch: int, prompt_tokens: int, params: Any, counted: int) -
     return counted / (time.perf_counter() - begin)
 
 
+def run(system: str, python: str, model: str) -> dict[str, float]:
+    """`measure` in a new process."""
+    if system == PEER:
+        settings = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        settings["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    else:
+        settings = {"VLLM_NEURON_CPU_MODE": "1", "VLLM_NEURON_BACKEND": system}
+    command = [python, __file__, model, "--measure"]
+    done = subprocess.run(command, env=os.environ | settings, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(system, json.dumps(figures), flush=True)
+    return figures
+
+
 def main() -> None:
-    model, *backends = sys.argv[1:]
-    if backends == ["--one"]:
-        print(json.dumps(measure(model)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.model)))
         return
-    for backend in backends or BACKENDS:
-        env = os.environ | {"VLLM_NEURON_CPU_MODE": "1", "VLLM_NEURON_BACKEND": backend}
-        command = [sys.executable, __file__, model, "--one"]
-        output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
-        print(backend, output.strip().splitlines()[-1], flush=True)
+    systems = dict.fromkeys(ROUTES, sys.executable) | ({PEER: arguments.peer} if arguments.peer else {})
+    runs: dict[str, list[dict[str, float]]] = {system: [] for system in systems}
+    for _ in range(arguments.rounds):
+        for system, python in systems.items():
+            runs[system].append(run(system, python, arguments.model))
+    medians = {
+        system: {figure: statistics.median(one[figure] for one in figures) for figure in figures[0]}
+        for system, figures in runs.items()
+    }
+    print(json.dumps(medians))
 
 
 if __name__ == "__main__":
