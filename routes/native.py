@@ -9,24 +9,19 @@ package torch-neuronx registers. That path has not been run on hardware.
 """
 
 import importlib
-import importlib.metadata
-import importlib.util
-import json
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.utils import _pytree as pytree
-from vllm_neuron.routes import native_code
-from vllm_neuron.routes.native_capture import Captured, Leaf, Signature, capture
+
+from vllm_neuron import envs
+from vllm_neuron.routes import blob, native_code
+from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
 from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
 
-from vllm_neuron import envs
-
-_MAGIC = b"vllm-neuron native 1\n"
 _CPU_KERNELS = "vllm_neuron_cpu"
 """Namespace of the operators that `kernels.cpu` registers when its `ops` module is imported."""
 
@@ -79,9 +74,8 @@ class NativeExecutable:
         return pytree.tree_unflatten(outputs, self.signature.outputs), kv_cache
 
     def save(self) -> bytes:
-        header = {"platform": self.platform, "versions": versions(self.platform)}
-        body = pickle.dumps((self.name, self.signature, self.source))
-        return _MAGIC + json.dumps(header).encode() + b"\n" + body
+        body = (self.name, self.signature, self.source)
+        return blob.pack(envs.NATIVE, self.platform, versions(self.platform), body)
 
     def _bind(self, weights: PlacedWeights) -> tuple[torch.Tensor, ...]:
         """The graph's weights in its order."""
@@ -119,14 +113,14 @@ class NativeTraced:
 
     def text(self) -> str:
         signature = self.captured.signature
-        return f"{signature}\n\n{_source(self.captured)}"
+        return f"{signature}\n\n{_source(self.captured.module.graph, signature)}"
 
     def lower(self) -> NativeLowered:
         signature = self.captured.signature
         graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(self.captured.graph, {}))
+        graph.output(graph.graph_copy(self.captured.module.graph, {}))
         donate(self.name, graph, len(signature.weights), len(signature.kv_cache))
-        return NativeLowered(self.name, signature, _source(Captured(graph, signature)), self.platform)
+        return NativeLowered(self.name, signature, _source(graph, signature), self.platform)
 
 
 class NativeRoute:
@@ -154,21 +148,11 @@ class NativeRoute:
 
     def trace(self, name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> NativeTraced:
         """Capture `step`; raises ValueError if it is not a pure function of shapes (see `capture`)."""
-        return NativeTraced(name, capture(name, step, weights, kv_cache, inputs), self._platform)
+        return NativeTraced(name, capture(name, step, weights, kv_cache, inputs, in_place=True), self._platform)
 
-    def load(self, blob: bytes) -> NativeExecutable:
+    def load(self, saved: bytes) -> NativeExecutable:
         """What `NativeExecutable.save` wrote. Raises ValueError if it is not that, or is of other versions."""
-        if not blob.startswith(_MAGIC):
-            raise ValueError("not an executable of the native route")
-        header, _, body = blob[len(_MAGIC) :].partition(b"\n")
-        expected = {"platform": self._platform, "versions": self.versions()}
-        try:
-            found = json.loads(header)
-            if found != expected:
-                raise ValueError(f"compiled for {found}, but this is {expected}")
-            name, signature, source = pickle.loads(body)
-        except (EOFError, pickle.UnpicklingError, AttributeError, TypeError) as error:
-            raise ValueError(f"a damaged executable: {error}") from error
+        name, signature, source = blob.unpack(saved, self.name, self._platform, self.versions())
         return NativeExecutable(name, signature, source, self._platform)
 
     def place_weights(self, weights: PyTree) -> PlacedWeights:
@@ -192,20 +176,11 @@ class NativeRoute:
 
 def versions(platform: str) -> dict[str, str]:
     """Versions of the packages a platform's executables depend on; "absent" where one is not installed."""
-    names = ("torch",) if platform == "cpu" else ("torch", "torch-neuronx", "neuronx-cc")
-    return {name: _version(name) for name in names}
+    return blob.package_versions(("torch",) if platform == "cpu" else ("torch", "torch-neuronx", "neuronx-cc"))
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
-
-
-def _source(captured: Captured) -> str:
-    signature = captured.signature
-    return native_code.emit(captured.graph, len(signature.weights), len(signature.kv_cache))
+def _source(graph: torch.fx.Graph, signature: Signature) -> str:
+    return native_code.emit(graph, len(signature.weights), len(signature.kv_cache))
 
 
 def _function(source: str, platform: str) -> FlatStep:
@@ -259,4 +234,6 @@ def _import_torch_neuronx() -> None:
     except ImportError as error:
         raise RuntimeError(f"the native route needs the package torch-neuronx ({error}): {remedy}") from error
     if "neuron" not in torch._dynamo.list_backends(exclude_tags=()):
-        raise RuntimeError(f"torch-neuronx {_version('torch-neuronx')} registers no backend `neuron`: {remedy}")
+        raise RuntimeError(
+            f"torch-neuronx {blob.package_version('torch-neuronx')} registers no backend `neuron`: {remedy}"
+        )

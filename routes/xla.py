@@ -5,27 +5,26 @@ same StableHLO to neuronx-cc; that has not been run on hardware. Executables are
 after compilation, and a process that finds all its executables saved never imports torch_xla.
 """
 
-import importlib.metadata
 import importlib.util
-import json
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree as pytree
+
+from vllm_neuron import envs
+from vllm_neuron.routes import blob
+from vllm_neuron.routes.capture import Captured, capture
 from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
-from vllm_neuron.routes.xla_capture import Captured, capture
 from vllm_neuron.routes.xla_lower import BITS, StableHLO, lower
 from vllm_neuron.routes.xla_pjrt import Array, Client, Program
 
-_MAGIC = b"vllm-neuron xla 1\n"
 _CPU_PACKAGES = {"torch_xla": "torch-xla==2.9.0", "jax": "jax==0.10.2", "jaxlib": "jaxlib==0.10.2"}
 _NEURON_PACKAGES = {"libneuronxla": "libneuronxla", "neuronxcc": "neuronx-cc"}
 
 
 @dataclass(frozen=True)
-class Signature:
+class ProgramSignature:
     """How the parameters and results of a program relate to weights, KV cache, inputs and outputs.
 
     Attributes:
@@ -47,7 +46,7 @@ class XlaExecutable:
     """A compiled step; see `Executable`. Weights are a mapping of paths to arrays, a KV cache is a flat tuple."""
 
     name: str
-    signature: Signature
+    signature: ProgramSignature
     client: Client
     program: Program
 
@@ -61,9 +60,8 @@ class XlaExecutable:
         return pytree.tree_unflatten(outputs, signature.outputs), tuple(results[signature.num_outputs :])
 
     def save(self) -> bytes:
-        header = {"platform": self.client.platform, "versions": versions(self.client.platform)}
-        body = pickle.dumps((self.name, self.signature, self.program.save()))
-        return _MAGIC + json.dumps(header).encode() + b"\n" + body
+        body = (self.name, self.signature, self.program.save())
+        return blob.pack(envs.XLA, self.client.platform, versions(self.client.platform), body)
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class XlaLowered:
 
     name: str
     stablehlo: StableHLO
-    signature: Signature
+    signature: ProgramSignature
     platform: str
 
     def text(self) -> str:
@@ -92,12 +90,17 @@ class XlaTraced:
     platform: str
 
     def text(self) -> str:
-        return self.captured.graph.print_readable(print_output=False)
+        return self.captured.module.print_readable(print_output=False)
 
     def lower(self) -> XlaLowered:
-        captured = self.captured
-        stablehlo = lower(self.name, captured)
-        signature = Signature(captured.weights, stablehlo.parameters, captured.outputs.num_leaves, captured.outputs)
+        stablehlo = lower(self.name, self.captured)
+        captured = self.captured.signature
+        signature = ProgramSignature(
+            tuple(leaf.path for leaf in captured.weights),
+            stablehlo.parameters,
+            captured.outputs.num_leaves,
+            captured.outputs,
+        )
         return XlaLowered(self.name, stablehlo, signature, self.platform)
 
 
@@ -108,7 +111,7 @@ class XlaRoute:
         cpu_mode: run on the CPU instead of Neuron devices.
     """
 
-    name = "vllm_neuron"
+    name = envs.XLA
 
     def __init__(self, cpu_mode: bool) -> None:
         self._platform = "cpu" if cpu_mode else "neuron"
@@ -136,15 +139,9 @@ class XlaRoute:
         """Capture `step`; raises ValueError if it is not a pure function of shapes (see `capture`)."""
         return XlaTraced(name, capture(name, step, weights, kv_cache, inputs), self._platform)
 
-    def load(self, blob: bytes) -> XlaExecutable:
+    def load(self, saved: bytes) -> XlaExecutable:
         """What `XlaExecutable.save` wrote. Raises ValueError if it is not that, or is of other versions."""
-        if not blob.startswith(_MAGIC):
-            raise ValueError("not an executable of the XLA route")
-        header, _, body = blob[len(_MAGIC) :].partition(b"\n")
-        expected = {"platform": self._platform, "versions": self.versions()}
-        if json.loads(header) != expected:
-            raise ValueError(f"compiled for {header.decode()}, but this is {json.dumps(expected)}")
-        name, signature, program = pickle.loads(body)
+        name, signature, program = blob.unpack(saved, self.name, self._platform, self.versions())
         client = Client.get(self._platform)
         return XlaExecutable(name, signature, client, client.load(program))
 
@@ -152,7 +149,7 @@ class XlaRoute:
         """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned."""
         client = Client.get(self._platform)
         leaves, _ = pytree.tree_flatten_with_path(weights)
-        return {pytree.keystr(path): client.put(tensor) for path, tensor in leaves}
+        return {f"weights{pytree.keystr(path)}": client.put(tensor) for path, tensor in leaves}
 
     def allocate_kv_cache(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Array, ...]:
         """Keys and values of each layer in turn, as integers that are zero; their memory is the client's own."""
@@ -163,12 +160,5 @@ class XlaRoute:
 
 def versions(platform: str) -> dict[str, str]:
     """Versions of the packages a platform's executables depend on; "absent" where one is not installed."""
-    names = ["torch", "torch-xla", "jax", "jaxlib", *(["libneuronxla", "neuronx-cc"] if platform == "neuron" else [])]
-    return {name: _version(name) for name in names}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
+    neuron = ("libneuronxla", "neuronx-cc") if platform == "neuron" else ()
+    return blob.package_versions(("torch", "torch-xla", "jax", "jaxlib", *neuron))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter
 from torch.utils import _pytree as pytree
-from vllm_neuron.routes.xla_capture import Captured, placeholders
+
+from vllm_neuron.routes.capture import Captured
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype that stores the bit pattern of a number of so many bytes."""
@@ -79,13 +80,12 @@ def _hlo(name: str, captured: Captured) -> tuple[bytes, tuple[int, ...]]:
     from torch_xla.core import xla_builder
 
     lowering = torch_xla._XLAC.lowering
-    check_operators(name, captured.graph)
-    kv = range(len(captured.weights), len(captured.weights) + captured.num_kv)
-    arguments = []
-    for index, node in enumerate(placeholders(captured.graph)):
-        value = node.meta["val"]
-        dtype = BITS[value.dtype.itemsize] if index in kv else value.dtype
-        arguments.append(xla_builder.create_placeholder_tensor(tuple(value.shape), dtype))
+    check_operators(name, captured.module)
+    kv = _kv_arguments(captured)
+    arguments = [
+        xla_builder.create_placeholder_tensor(leaf.shape, BITS[leaf.dtype.itemsize] if index in kv else leaf.dtype)
+        for index, leaf in enumerate(captured.signature.arguments)
+    ]
     # Otherwise torch_xla makes most Python numbers parameters of the graph, to compile less often when they change.
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)
     results = _BitsInterpreter(captured).run(*arguments)
@@ -98,22 +98,28 @@ def _hlo(name: str, captured: Captured) -> tuple[bytes, tuple[int, ...]]:
     return context.hlo(), tuple(argument_of[parameter] for parameter in range(len(argument_of)))
 
 
+def _kv_arguments(captured: Captured) -> range:
+    """Which of the flat arguments are KV cache."""
+    first = len(captured.signature.weights)
+    return range(first, first + len(captured.signature.kv_cache))
+
+
 def _stablehlo(name: str, hlo: bytes, parameters: tuple[int, ...], captured: Captured) -> str:
     """Text of serialized HLO, with the KV cache donated to the new one."""
     from jax._src.interpreters.mlir import make_ir_context
     from jaxlib import _jax
     from jaxlib.mlir import ir
 
-    first = len(captured.weights)
-    num_outputs = captured.outputs.num_leaves
+    kv = _kv_arguments(captured)
+    num_outputs = captured.signature.outputs.num_leaves
     with make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
         main = next(f for f in module.body.operations if f.attributes["sym_name"] == ir.StringAttr.get("main"))
         attributes = []
         for argument in parameters:
             entry: dict[str, ir.Attribute] = {}
-            if first <= argument < first + captured.num_kv:
-                result = num_outputs + argument - first
+            if argument in kv:
+                result = num_outputs + argument - kv.start
                 entry["tf.aliasing_output"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
             attributes.append(ir.DictAttr.get(entry))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
@@ -230,11 +236,11 @@ class _BitsInterpreter(Interpreter):
     """Runs a captured graph with its KV cache as bit patterns, for as long as the elements are only moved."""
 
     def __init__(self, captured: Captured) -> None:
-        super().__init__(captured.graph)
-        nodes = placeholders(captured.graph)
-        kv = nodes[len(captured.weights) : len(captured.weights) + captured.num_kv]
-        self._kv_dtypes = {node.name: node.meta["val"].dtype for node in kv}
-        self._num_kv = captured.num_kv
+        super().__init__(captured.module)
+        kv = _kv_arguments(captured)
+        arguments = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
+        self._kv_dtypes = {arguments[index].name: captured.signature.arguments[index].dtype for index in kv}
+        self._num_kv = len(kv)
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().placeholder(target, args, kwargs)

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from vllm_neuron.routes.route import Executable, PyTree
 
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.models.model import Model
 from vllm_neuron.models.registry import build_model
+from vllm_neuron.routes.route import Executable, PyTree
 
 CONFIG = ResolvedConfig(
     backend="neuron_native",

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vllm_neuron.kernels.dispatch import KernelSet
 
 from tests.engine.fixtures import NUM_BLOCKS, SMALL, StandInRoute, config, random_weights, tiny_model
 from vllm_neuron.compilation.cache import CompileCache
@@ -22,6 +21,7 @@ from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import GraphSpec, NoBucketError, list_graphs
 from vllm_neuron.engine.inputs import Row
 from vllm_neuron.engine.progress import GraphReady, warm_up_progress
+from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.models.model import Model, StepInputs
 
 VOCAB = 96

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_neuron.kernels.dispatch import KernelSet
 
 from tests.engine.fixtures import SMALL, StandInRoute, config, tiny_model
 from vllm_neuron.compilation import key as key_module
@@ -17,6 +16,7 @@ from vllm_neuron.compilation.key import graph_key, host_target, source_digest, t
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import GraphCompiler
 from vllm_neuron.engine.graphs import GraphSpec, list_graphs
+from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.models.model import Model
 
 BASE = {"text": "graph", "route": "neuron_native", "versions": {"torch": "2.9.1"}, "target": "x86"}

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_neuron.routes.select import select_route
 
 from tests.engine.fixtures import NUM_BLOCKS, config, random_weights, tiny_model
 from tests.engine.test_executor import BLOCKS, PROMPT, dense_logits, row
 from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.routes.select import select_route
 
 OTHERS = ([2, 8, 20, 21, 22], [1, 3, 5, 7, 10], [11, 12, 13, 14, 15])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from vllm_neuron.kernels.dispatch import OPS, KernelSet, implementation, using
 
 from vllm_neuron import nn
+from vllm_neuron.kernels.dispatch import OPS, KernelSet, implementation, using
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

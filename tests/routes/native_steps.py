@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from vllm_neuron.kernels.dispatch import KernelSet, using
-from vllm_neuron.routes.native import NativeLowered, NativeRoute
 
 from tests.engine.fixtures import tiny_model
+from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.model import StepInputs
+from vllm_neuron.routes.native import NativeLowered, NativeRoute
 
 ROUTE = NativeRoute(cpu_mode=True)
 BLOCK_SIZE = 16

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_neuron.kernels.dispatch import KernelSet
-from vllm_neuron.routes.native import NativeExecutable, NativeRoute
 
 from tests.routes import native_steps as steps
 from tests.routes.native_steps import ROUTE
+from vllm_neuron.kernels.dispatch import KernelSet
+from vllm_neuron.routes.native import NativeRoute
 
 SETS = list(KernelSet)
 every_set = pytest.mark.parametrize("kernels", SETS, ids=str)
@@ -224,22 +224,6 @@ def test_keys_and_values_of_a_layer_lie_together() -> None:
     assert keys.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
     assert keys.shape == values.shape == (3, 4, 2, 8)
     assert not keys.any() and not values.any()
-
-
-@pytest.mark.parametrize("blob", [b"", b"something else", b"vllm-neuron native 1\n{}\n"])
-def test_foreign_blobs_are_refused(blob: bytes) -> None:
-    with pytest.raises(ValueError, match=r"native route|compiled for"):
-        ROUTE.load(blob)
-
-
-def test_damaged_and_outdated_blobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = trace(lambda w, kv, x: (x[0] * 2, kv)).compile().save()
-    assert isinstance(ROUTE.load(blob), NativeExecutable)
-    with pytest.raises(ValueError, match="damaged"):
-        ROUTE.load(blob[:-20])
-    monkeypatch.setattr(NativeRoute, "versions", lambda self: {"torch": "1.0"})
-    with pytest.raises(ValueError, match="compiled for"):
-        ROUTE.load(blob)
 
 
 def test_probe_names_the_compiler_and_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

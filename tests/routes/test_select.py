@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from vllm_neuron.routes import select
 from vllm_neuron.routes.select import select_route
 

@@ -4,6 +4,7 @@ import importlib.util
 from importlib.machinery import ModuleSpec
 
 import pytest
+
 from vllm_neuron.routes import xla, xla_lower
 from vllm_neuron.routes.xla import XlaRoute
 

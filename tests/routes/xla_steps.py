@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from vllm_neuron.routes.xla import XlaExecutable, XlaLowered, XlaRoute
 
 BLOCK_SIZE, KV_HEADS, HEAD_DIM = 16, 2, 8

@@ -6,11 +6,12 @@ graph break and no guard.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+
 from vllm_neuron.routes.route import PyTree, Step
 
 
@@ -58,17 +59,23 @@ class Signature:
 class Captured:
     """A graph over flat tensors: weights, KV cache, inputs -> outputs, new KV cache."""
 
-    graph: fx.Graph
+    module: fx.GraphModule
     signature: Signature
 
 
-def capture(name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> Captured:
+def capture(
+    name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree, in_place: bool = False
+) -> Captured:
     """The graph of `step` for tensors of these shapes, dtypes and strides; no value is looked at.
 
+    Args:
+        in_place: whether the step may write to its arguments instead of returning new tensors.
+
     Raises:
-        ValueError: the step depends on the values of tensors, holds a tensor that is no argument of it, or returns a
-            KV cache of another form than it was given.
+        ValueError: the step depends on the values of tensors, holds a tensor that is no argument of it, writes to an
+            argument though it may not, or returns a KV cache of another form than it was given.
     """
+    from torch._decomp import get_decompositions
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -93,12 +100,14 @@ def capture(name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: Py
         _check_cache(name, leaves[1], flat_cache)
         return [*flat_outputs, *flat_cache]
 
+    decompositions: Any = get_decompositions([torch.ops.aten._scaled_dot_product_flash_attention_for_cpu])
     with FakeTensorMode(), torch.no_grad():
         arguments = [
             torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype) for group in leaves for leaf in group
         ]
+        versions = [argument._version for argument in arguments]
         try:
-            graph = make_fx(flat_step)(*arguments).graph
+            module = make_fx(flat_step, decomposition_table=decompositions)(*arguments)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(
                 f"{name}: the step depends on the values of tensors ({error.func}), which are not known when it is "
@@ -110,10 +119,13 @@ def capture(name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: Py
             raise ValueError(
                 f"{name}: the step uses a tensor that is no argument of it. Pass it among the weights."
             ) from error
-    if any(node.op == "get_attr" for node in graph.nodes):
+        if not in_place and [argument._version for argument in arguments] != versions:
+            raise ValueError(f"{name}: the step changes an argument in place. Return a new tensor instead.")
+    if any(node.op == "get_attr" for node in module.graph.nodes):
         raise ValueError(f"{name}: the step makes a tensor out of Python values. Pass it among the weights.")
-    graph.eliminate_dead_code()
-    return Captured(graph, Signature(leaves[0], leaves[1], leaves[2], outputs_spec[-1]))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Captured(module, Signature(leaves[0], leaves[1], leaves[2], outputs_spec[-1]))
 
 
 def _check_cache(name: str, old: Sequence[Leaf], new: Sequence[torch.Tensor]) -> None:
