@@ -18,6 +18,7 @@ from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.model import StepInputs
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.routes.native import NativeRoute
+from vllm_neuron.routes.route import CPU
 
 BLOCK_SIZE, CONTEXT = 32, 1024
 SIZES = SimpleNamespace(
@@ -60,7 +61,7 @@ def step_inputs(requests: int, rows: int, live: int, start: int) -> StepInputs:
 )
 def test_step(benchmark: Any, requests: int, rows: int, live: int, start: int) -> None:
     torch.manual_seed(0)
-    route, model, dtype = NativeRoute(cpu_mode=True), build_model(SIZES), torch.bfloat16
+    route, model, dtype = NativeRoute(CPU), build_model(SIZES), torch.bfloat16
     weights: dict[str, torch.Tensor] = {
         name: (torch.randn(spec.shape) * 0.05).to(dtype) for name, spec in model.weight_table.items()
     }

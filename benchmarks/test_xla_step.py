@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.registry import build_model
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaRoute
 
 NUM_BLOCKS = 1000
@@ -28,7 +29,7 @@ NUM_BLOCKS = 1000
 )
 def test_step(benchmark: Any, requests: int, rows: int, live: int, start: int) -> None:
     torch.manual_seed(0)
-    route, model, dtype = XlaRoute(cpu_mode=True), build_model(SIZES), torch.bfloat16
+    route, model, dtype = XlaRoute(CPU), build_model(SIZES), torch.bfloat16
     weights = {name: (torch.randn(spec.shape) * 0.05).to(dtype) for name, spec in model.weight_table.items()}
     weights |= model.constants
     shapes = layer_shapes(model.kv_layers, NUM_BLOCKS, BLOCK_SIZE)

@@ -51,6 +51,11 @@ class Signature:
     def arguments(self) -> tuple[Leaf, ...]:
         return self.weights + self.kv_cache + self.inputs
 
+    @property
+    def kv_range(self) -> range:
+        """Which of the arguments are KV cache."""
+        return range(len(self.weights), len(self.weights) + len(self.kv_cache))
+
     def __str__(self) -> str:
         return "\n".join(map(str, (*self.arguments, f"outputs: {self.outputs}")))
 

@@ -5,10 +5,14 @@ over operators. In CPU mode that code runs as it is, with the kernels that were 
 ATen's for the torch twins. There is no guard and no dispatch per step, and compiling takes no time beyond the trace.
 
 On Neuron devices the same straight-line function goes to `torch.compile(backend="neuron", fullgraph=True)`, which the
-package torch-neuronx registers. That path has not been run on hardware.
+package torch-neuronx registers. A machine that only compiles sets TORCH_NEURONX_COMPILE_ONLY=1 and calls that once, on
+tensors without contents: the backend then compiles and runs nothing. What it compiles stays in its own cache, which is
+to be carried along; our executable is the straight-line code that finds it there. Neither path has been run with
+torch-neuronx yet.
 """
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +22,19 @@ from torch.utils import _pytree as pytree
 from vllm_neuron import envs
 from vllm_neuron.routes import blob, native_code
 from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
+from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
-from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
+from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
 
 _CPU_KERNELS = "vllm_neuron_cpu"
 """Namespace of the operators that `kernels.cpu` registers when its `ops` module is imported."""
+
+_DEVICE = "neuron"
+"""torch's name of Neuron devices."""
+
+_BACKEND = "neuron"
+"""The backend of torch.compile for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +77,7 @@ class NativeExecutable:
         if [leaf.shape for leaf in leaves] != self._shapes:
             _check_forms(self.name, self.signature.inputs, leaves)
         if self.platform != "cpu":
-            leaves = [leaf.to(self.platform) for leaf in leaves]
+            leaves = [leaf.to(_DEVICE) for leaf in leaves]
         with torch.no_grad():
             outputs = self._step(self._weights[1], kv_cache.tensors, leaves)
         if self.platform != "cpu":
@@ -74,8 +85,7 @@ class NativeExecutable:
         return pytree.tree_unflatten(outputs, self.signature.outputs), kv_cache
 
     def save(self) -> bytes:
-        body = (self.name, self.signature, self.source)
-        return blob.pack(envs.NATIVE, self.platform, versions(self.platform), body)
+        return _pack(self.name, self.signature, self.source, self.platform)
 
     def _bind(self, weights: PlacedWeights) -> tuple[torch.Tensor, ...]:
         """The graph's weights in its order."""
@@ -94,13 +104,24 @@ class NativeLowered:
     name: str
     signature: Signature
     source: str
-    platform: str
+    target: Target
 
     def text(self) -> str:
         return f"{self.signature}\n\n{self.source}"
 
-    def compile(self) -> NativeExecutable:
-        return NativeExecutable(self.name, self.signature, self.source, self.platform)
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(map(str, self.signature.arguments))
+
+    def kernel_packages(self) -> tuple[str, ...]:
+        return ("vllm_neuron.kernels.cpu",) if f"torch.ops.{_CPU_KERNELS}." in self.source else ()
+
+    def compile(self) -> Executable:
+        """Raises RuntimeError if torch-neuronx is needed and is not there."""
+        platform = self.target.platform
+        if self.target.compile_only:
+            _compile_only(self.signature, self.source, platform)
+            return CompiledOnly(self.name, platform, _pack(self.name, self.signature, self.source, platform))
+        return NativeExecutable(self.name, self.signature, self.source, platform)
 
 
 @dataclass(frozen=True)
@@ -109,51 +130,63 @@ class NativeTraced:
 
     name: str
     captured: Captured
-    platform: str
+    target: Target
 
     def text(self) -> str:
         signature = self.captured.signature
-        return f"{signature}\n\n{_source(self.captured.module.graph, signature)}"
+        return f"{signature}\n\n{_source(self.captured.module.graph, signature, self.target.platform)}"
 
     def lower(self) -> NativeLowered:
         signature = self.captured.signature
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self.captured.module.graph, {}))
         donate(self.name, graph, len(signature.weights), len(signature.kv_cache))
-        return NativeLowered(self.name, signature, _source(graph, signature), self.platform)
+        return NativeLowered(self.name, signature, _source(graph, signature, self.target.platform), self.target)
 
 
 class NativeRoute:
     """FX to straight-line code on the CPU, or to Neuron's torch backend; see `Route`.
 
     Args:
-        cpu_mode: run on the CPU instead of Neuron devices.
+        target: what to compile for.
     """
 
     name = envs.NATIVE
+    modules = tuple(f"vllm_neuron.routes.{name}" for name in ("capture", "native", "native_code", "native_donation"))
 
-    def __init__(self, cpu_mode: bool) -> None:
-        self._platform = "cpu" if cpu_mode else "neuron"
+    def __init__(self, target: Target) -> None:
+        self.target = target
 
     def probe(self) -> Probe:
         """Whether graphs can be compiled: in CPU mode that takes a C++ compiler, else torch-neuronx."""
-        fault = _cpu_fault() if self._platform == "cpu" else _neuron_fault()
-        kernels = "torch twins" if envs.VLLM_NEURON_DISABLE_NKI_KERNELS else "C++ kernels"
-        works = f"FX graphs run on the CPU with {kernels}" if self._platform == "cpu" else "torch-neuronx is there"
+        if self.target.platform == "cpu":
+            fault = _cpu_fault()
+            works = f"FX graphs run on the CPU with {_kernels()}"
+        else:
+            fault = _neuron_fault(self.target)
+            works = f"torch-neuronx compiles for {self.target.platform}"
+            works += "; nothing runs here" if self.target.compile_only else ""
         return Probe(fault is None, fault or works, self.versions())
 
     def versions(self) -> dict[str, str]:
         """Versions of what compiles and runs."""
-        return versions(self._platform)
+        return versions(self.target.platform)
+
+    def flags(self) -> tuple[str, ...]:
+        """None: Neuron's backend reads its own variables."""
+        return ()
 
     def trace(self, name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> NativeTraced:
         """Capture `step`; raises ValueError if it is not a pure function of shapes (see `capture`)."""
-        return NativeTraced(name, capture(name, step, weights, kv_cache, inputs, in_place=True), self._platform)
+        return NativeTraced(name, capture(name, step, weights, kv_cache, inputs, in_place=True), self.target)
 
-    def load(self, saved: bytes) -> NativeExecutable:
-        """What `NativeExecutable.save` wrote. Raises ValueError if it is not that, or is of other versions."""
-        name, signature, source = blob.unpack(saved, self.name, self._platform, self.versions())
-        return NativeExecutable(name, signature, source, self._platform)
+    def load(self, saved: bytes) -> Executable:
+        """What `save` of an executable wrote. Raises ValueError if it is not that, or of another target or version."""
+        platform = self.target.platform
+        name, signature, source = blob.unpack(saved, self.name, platform, self.versions())
+        if self.target.compile_only:
+            return CompiledOnly(name, platform, saved)
+        return NativeExecutable(name, signature, source, platform)
 
     def place_weights(self, weights: PyTree) -> PlacedWeights:
         """Contiguous weights on the device; on the CPU those that are contiguous already stay where they are."""
@@ -169,18 +202,22 @@ class NativeRoute:
         )
 
     def _device(self) -> torch.device:
-        if self._platform != "cpu":
-            _import_torch_neuronx()
-        return torch.device(self._platform)
+        if self.target.compile_only:
+            raise no_device(self.target.platform)
+        if self.target.platform == "cpu":
+            return torch.device("cpu")
+        _import_torch_neuronx()
+        return torch.device(_DEVICE)
 
 
 def versions(platform: str) -> dict[str, str]:
     """Versions of the packages a platform's executables depend on; "absent" where one is not installed."""
-    return blob.package_versions(("torch",) if platform == "cpu" else ("torch", "torch-neuronx", "neuronx-cc"))
+    return blob.package_versions(("torch",) if platform == "cpu" else ("torch", "torch-neuronx", "neuronx-cc", "nki"))
 
 
-def _source(graph: torch.fx.Graph, signature: Signature) -> str:
-    return native_code.emit(graph, len(signature.weights), len(signature.kv_cache))
+def _source(graph: torch.fx.Graph, signature: Signature, platform: str) -> str:
+    device = "cpu" if platform == "cpu" else _DEVICE
+    return native_code.emit(graph, len(signature.weights), len(signature.kv_cache), device)
 
 
 def _function(source: str, platform: str) -> FlatStep:
@@ -191,7 +228,23 @@ def _function(source: str, platform: str) -> FlatStep:
         return native_code.load(source)
     _import_torch_neuronx()
     # Neuron's backend compiles at the first call, and finds what it compiled before in its own cache.
-    return torch.compile(native_code.load(source), backend="neuron", fullgraph=True, dynamic=False)
+    return torch.compile(native_code.load(source), backend=_BACKEND, fullgraph=True, dynamic=False)
+
+
+def _compile_only(signature: Signature, source: str, platform: str) -> None:
+    """Have Neuron's backend compile a step for devices that are not here."""
+    _import_torch_neuronx(compile_for=platform)
+    step = _function(source, platform)
+    weights, kv_cache, inputs = (
+        [torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=_DEVICE) for leaf in leaves]
+        for leaves in (signature.weights, signature.kv_cache, signature.inputs)
+    )
+    with torch.no_grad():
+        step(weights, kv_cache, inputs)
+
+
+def _pack(name: str, signature: Signature, source: str, platform: str) -> bytes:
+    return blob.pack(envs.NATIVE, platform, versions(platform), (name, signature, source))
 
 
 def _check_forms(name: str, expected: Sequence[Leaf], tensors: Sequence[torch.Tensor]) -> None:
@@ -211,29 +264,42 @@ def _cpu_fault() -> str | None:
     return fault()
 
 
-def _neuron_fault() -> str | None:
+def _kernels() -> str:
+    return "torch twins" if envs.VLLM_NEURON_DISABLE_NKI_KERNELS else "C++ kernels"
+
+
+def _neuron_fault(target: Target) -> str | None:
     try:
-        _import_torch_neuronx()
+        _import_torch_neuronx(compile_for=target.platform if target.compile_only else None)
     except RuntimeError as error:
         return str(error)
     return None
 
 
-def _import_torch_neuronx() -> None:
+def _import_torch_neuronx(compile_for: str | None = None) -> None:
     """Register Neuron's device and its torch.compile backend.
+
+    Args:
+        compile_for: "trn2" or "trn3" to have it compile for that and run nothing; None for the devices of this machine.
 
     Raises:
         RuntimeError: torch-neuronx is not there, or is too old to be a backend of torch.compile.
     """
+    instead = "VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
+    if compile_for is not None:
+        # Looked up when it is imported. The target may have been spelled in a way that only we understand.
+        os.environ["TORCH_NEURONX_COMPILE_ONLY"] = "1"
+        os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = compile_for
+        instead = "VLLM_NEURON_BACKEND=vllm_neuron, whose route compiles with neuronx-cc alone"
     remedy = (
         "install the extra `neuron` from AWS's package index (PyPI's torch-neuronx is an empty placeholder), or set "
-        "VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
+        f"{instead}"
     )
     try:
         importlib.import_module("torch_neuronx")
     except ImportError as error:
         raise RuntimeError(f"the native route needs the package torch-neuronx ({error}): {remedy}") from error
-    if "neuron" not in torch._dynamo.list_backends(exclude_tags=()):
+    if _BACKEND not in torch._dynamo.list_backends(exclude_tags=()):
         raise RuntimeError(
-            f"torch-neuronx {blob.package_version('torch-neuronx')} registers no backend `neuron`: {remedy}"
+            f"torch-neuronx {blob.package_version('torch-neuronx')} registers no backend `{_BACKEND}`: {remedy}"
         )

@@ -17,13 +17,14 @@ FlatStep = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[to
 """(weights, KV cache, inputs), all flat -> flat outputs. The KV cache is updated in place."""
 
 
-def emit(graph: fx.Graph, num_weights: int, num_kv: int) -> str:
+def emit(graph: fx.Graph, num_weights: int, num_kv: int, device: str = "cpu") -> str:
     """Source of a module with the operators of the graph and a function `step` (a `FlatStep`).
 
     Args:
         graph: placeholders are the weights, the KV cache, the inputs; what it returns is a list of outputs.
         num_weights: how many of the placeholders are weights.
         num_kv: how many are KV cache.
+        device: where tensors that the graph itself makes are to be, whatever it was captured on.
     """
     arguments = [node for node in graph.nodes if node.op == "placeholder"]
     groups = arguments[:num_weights], arguments[num_weights : num_weights + num_kv], arguments[num_weights + num_kv :]
@@ -48,7 +49,7 @@ def emit(graph: fx.Graph, num_weights: int, num_kv: int) -> str:
         dropped = [names[used] for used in last_uses.get(node, ()) if used.op == "call_function"]
         if dropped and node.op != "output":
             body.append(f"del {', '.join(dropped)}")
-    lines = ["import torch", "from math import inf, nan", ""]
+    lines = ["import torch", "from math import inf, nan", "", f"device = torch.device({device!r})"]
     lines += [f"{name} = {source}" for name, source in sorted(operators.items())]
     lines += ["", "", "def step(weights, kv_cache, inputs):", *(f"    {line}" for line in body)]
     return "\n".join(lines) + "\n"
@@ -107,7 +108,7 @@ def _text(value: Any, names: dict[fx.Node, str]) -> str:
         case list() | tuple():
             return f"[{', '.join(_text(item, names) for item in value)}]"
         case torch.device():
-            return f"torch.device({str(value)!r})"
+            return "device"
         case float() if not math.isfinite(value):
             return f"-{abs(value)}" if value < 0 else str(value)
         case None | bool() | int() | float() | str() | torch.dtype() | torch.layout() | torch.memory_format():

@@ -23,6 +23,22 @@ Step = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a route compiles for.
+
+    Attributes:
+        platform: "cpu", "trn2" or "trn3".
+        compile_only: this machine has no such device. Nothing is placed, allocated or run; executables can be saved.
+    """
+
+    platform: str
+    compile_only: bool = False
+
+
+CPU = Target("cpu")
+
+
+@dataclass(frozen=True)
 class Probe:
     """Whether a route works in this process, and why not (with the remedy)."""
 
@@ -45,7 +61,7 @@ class Executable(Protocol):
     def __call__(self, weights: Placed, kv_cache: Placed, inputs: PyTree) -> tuple[PyTree, Placed]: ...
 
     def save(self) -> bytes:
-        """What `Route.load` turns into this executable again, in another process of the same versions."""
+        """What `Route.load` turns into this executable again, in another process of the same versions and target."""
         ...
 
 
@@ -57,6 +73,14 @@ class Lowered(Protocol):
 
     def text(self) -> str:
         """The representation as text: no paths, addresses or object ids, so equal graphs have equal text."""
+        ...
+
+    def arguments(self) -> tuple[str, ...]:
+        """Dtype, shape and stride of each argument, a line each."""
+        ...
+
+    def kernel_packages(self) -> tuple[str, ...]:
+        """Packages of the kernels that the graph calls by name, whose bodies its text does not show."""
         ...
 
     def compile(self) -> Executable: ...
@@ -81,10 +105,24 @@ class Route(Protocol):
         """The value of VLLM_NEURON_BACKEND that selects it."""
         ...
 
+    @property
+    def target(self) -> Target:
+        """What its executables run on."""
+        ...
+
     def probe(self) -> Probe: ...
 
     def versions(self) -> dict[str, str]:
         """Versions of everything whose change may change the compiled code; part of the cache key."""
+        ...
+
+    def flags(self) -> tuple[str, ...]:
+        """What is handed to the compiler beside the graph; part of the cache key."""
+        ...
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of ours that decide what a trace is lowered to; their sources are part of the cache key."""
         ...
 
     def trace(self, name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> Traced:

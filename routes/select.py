@@ -3,7 +3,7 @@
 import logging
 import os
 
-from vllm_neuron.routes.route import Route
+from vllm_neuron.routes.route import Route, Target
 
 logger = logging.getLogger(__name__)
 
@@ -11,12 +11,12 @@ _WARNED = "_XLA_ROUTE_WARNED_IN_PROCESS_GROUP"
 """Set in the environment to the process group that was warned: an engine's workers inherit it and stay silent."""
 
 
-def select_route(backend: str, cpu_mode: bool) -> Route:
+def select_route(backend: str, target: Target) -> Route:
     """The route of that name. Its compiler is imported only here, or later.
 
     Args:
         backend: "neuron_native" or "vllm_neuron".
-        cpu_mode: compile for the CPU instead of Neuron devices.
+        target: what to compile for.
 
     Raises:
         ValueError: there is no such route.
@@ -25,12 +25,12 @@ def select_route(backend: str, cpu_mode: bool) -> Route:
         case "neuron_native":
             from vllm_neuron.routes.native import NativeRoute
 
-            return NativeRoute(cpu_mode)
+            return NativeRoute(target)
         case "vllm_neuron":
             from vllm_neuron.routes.xla import XlaRoute
 
             warn_deprecated()
-            return XlaRoute(cpu_mode)
+            return XlaRoute(target)
         case _:
             raise ValueError(f"VLLM_NEURON_BACKEND={backend!r}: not one of neuron_native, vllm_neuron")
 

@@ -1,26 +1,33 @@
 """The XLA route (deprecated): torch_xla lowers a captured step to StableHLO, and a PJRT client compiles and runs it.
 
 In CPU mode the client is jaxlib's for the CPU. On Neuron devices it is the PJRT plugin of libneuronxla, which hands the
-same StableHLO to neuronx-cc; that has not been run on hardware. Executables are called directly: nothing is traced
-after compilation, and a process that finds all its executables saved never imports torch_xla.
+StableHLO to neuronx-cc; that has not been run on hardware. Executables are called directly: nothing is traced after
+compilation, and a process that finds all its executables saved never imports torch_xla.
+
+A machine that only compiles has no client: it runs `neuronx-cc` on the HLO module itself, with the same flags, and
+keeps the NEFF. Loading such a NEFF on a device is not supported yet: PJRT has no documented way to do it.
 """
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
-from vllm_neuron.routes import blob
-from vllm_neuron.routes.capture import Captured, capture
-from vllm_neuron.routes.route import Placed, Probe, PyTree, Step
-from vllm_neuron.routes.xla_lower import BITS, StableHLO, lower
+from vllm_neuron.routes import blob, neuronx_cc
+from vllm_neuron.routes.capture import Captured, Leaf, capture
+from vllm_neuron.routes.compile_only import CompiledOnly, no_device
+from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
+from vllm_neuron.routes.xla_cpu import BITS
+from vllm_neuron.routes.xla_lower import StableHLO, lower
 from vllm_neuron.routes.xla_pjrt import Array, Client, Program
 
 _CPU_PACKAGES = {"torch_xla": "torch-xla==2.9.0", "jax": "jax==0.10.2", "jaxlib": "jaxlib==0.10.2"}
 _NEURON_PACKAGES = {"libneuronxla": "libneuronxla", "neuronxcc": "neuronx-cc"}
+_LOWERING = ("capture", "neuronx_cc", "xla", "xla_cpu", "xla_interpreter", "xla_lower", "xla_pjrt")
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,19 @@ class ProgramSignature:
 
 
 @dataclass(frozen=True)
+class Neff:
+    """A program as neuronx-cc wrote it, where an executable otherwise holds what a PJRT client has saved."""
+
+    content: bytes
+
+
+@dataclass(frozen=True)
 class XlaExecutable:
     """A compiled step; see `Executable`. Weights are a mapping of paths to arrays, a KV cache is a flat tuple."""
 
     name: str
     signature: ProgramSignature
+    platform: str
     client: Client
     program: Program
 
@@ -60,8 +75,7 @@ class XlaExecutable:
         return pytree.tree_unflatten(outputs, signature.outputs), tuple(results[signature.num_outputs :])
 
     def save(self) -> bytes:
-        body = (self.name, self.signature, self.program.save())
-        return blob.pack(envs.XLA, self.client.platform, versions(self.client.platform), body)
+        return _pack(self.name, self.signature, self.platform, self.program.save())
 
 
 @dataclass(frozen=True)
@@ -71,14 +85,28 @@ class XlaLowered:
     name: str
     stablehlo: StableHLO
     signature: ProgramSignature
-    platform: str
+    leaves: tuple[Leaf, ...]
+    target: Target
 
     def text(self) -> str:
         return self.stablehlo.text
 
-    def compile(self) -> XlaExecutable:
-        client = Client.get(self.platform)
-        return XlaExecutable(self.name, self.signature, client, client.compile(self.stablehlo.text))
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(map(str, self.leaves))
+
+    def kernel_packages(self) -> tuple[str, ...]:
+        return ()
+
+    def compile(self) -> Executable:
+        """Raises CompilerError if neuronx-cc fails."""
+        platform = self.target.platform
+        if self.target.compile_only:
+            neff = Neff(neuronx_cc.compile_hlo(self.name, self.stablehlo.hlo, platform))
+            return CompiledOnly(self.name, platform, _pack(self.name, self.signature, platform, neff))
+        client = _client(platform)
+        with nullcontext() if platform == "cpu" else neuronx_cc.flags_in_environment(platform):
+            program = client.compile(self.stablehlo.text)
+        return XlaExecutable(self.name, self.signature, platform, client, program)
 
 
 @dataclass(frozen=True)
@@ -87,13 +115,13 @@ class XlaTraced:
 
     name: str
     captured: Captured
-    platform: str
+    target: Target
 
     def text(self) -> str:
         return self.captured.module.print_readable(print_output=False)
 
     def lower(self) -> XlaLowered:
-        stablehlo = lower(self.name, self.captured)
+        stablehlo = lower(self.name, self.captured, self.target.platform)
         captured = self.captured.signature
         signature = ProgramSignature(
             tuple(leaf.path for leaf in captured.weights),
@@ -101,64 +129,113 @@ class XlaTraced:
             captured.outputs.num_leaves,
             captured.outputs,
         )
-        return XlaLowered(self.name, stablehlo, signature, self.platform)
+        return XlaLowered(self.name, stablehlo, signature, captured.arguments, self.target)
 
 
 class XlaRoute:
-    """torch_xla to StableHLO to a PJRT client; see `Route`.
+    """torch_xla to StableHLO to a PJRT client, or to HLO to neuronx-cc; see `Route`.
 
     Args:
-        cpu_mode: run on the CPU instead of Neuron devices.
+        target: what to compile for.
     """
 
     name = envs.XLA
+    modules = tuple(f"vllm_neuron.routes.{name}" for name in _LOWERING)
 
-    def __init__(self, cpu_mode: bool) -> None:
-        self._platform = "cpu" if cpu_mode else "neuron"
+    def __init__(self, target: Target) -> None:
+        self.target = target
 
     def probe(self) -> Probe:
-        """Whether the packages are there and the device answers."""
-        needed = _CPU_PACKAGES if self._platform == "cpu" else {**_CPU_PACKAGES, **_NEURON_PACKAGES}
+        """Whether the packages are there, and the device or the compiler answers."""
+        on_device = self.target.platform != "cpu" and not self.target.compile_only
+        needed = {**_CPU_PACKAGES, **_NEURON_PACKAGES} if on_device else _CPU_PACKAGES
         missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
         if missing:
             reason = f"the XLA route needs {', '.join(missing)}: pip install {' '.join(missing)}"
             if set(missing) & set(_NEURON_PACKAGES.values()):
                 reason += " (from AWS's package index), or set VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
             return Probe(False, reason, self.versions())
+        return self._probe_compiler() if self.target.compile_only else self._probe_client()
+
+    def _probe_compiler(self) -> Probe:
+        fault = neuronx_cc.fault()
+        works = f"torch_xla lowers, {neuronx_cc.find()} compiles for {self.target.platform}; nothing runs here"
+        return Probe(fault is None, fault or works, self.versions())
+
+    def _probe_client(self) -> Probe:
         try:
-            Client.get(self._platform)
+            _client(self.target.platform)
         except (ImportError, RuntimeError) as error:
-            return Probe(False, f"no PJRT client for {self._platform}: {error}", self.versions())
-        return Probe(True, f"torch_xla lowers, PJRT runs on {self._platform}", self.versions())
+            return Probe(False, f"no PJRT client for {self.target.platform}: {error}", self.versions())
+        return Probe(True, f"torch_xla lowers, PJRT runs on {self.target.platform}", self.versions())
 
     def versions(self) -> dict[str, str]:
         """Versions of what lowers, compiles and loads."""
-        return versions(self._platform)
+        return versions(self.target.platform)
+
+    def flags(self) -> tuple[str, ...]:
+        """neuronx-cc's; XLA's CPU compiler has none.
+
+        Raises:
+            CompilerError: NEURON_LOGICAL_NC_CONFIG has a bad value.
+        """
+        return () if self.target.platform == "cpu" else neuronx_cc.flags(self.target.platform)
 
     def trace(self, name: str, step: Step, weights: PyTree, kv_cache: PyTree, inputs: PyTree) -> XlaTraced:
         """Capture `step`; raises ValueError if it is not a pure function of shapes (see `capture`)."""
-        return XlaTraced(name, capture(name, step, weights, kv_cache, inputs), self._platform)
+        return XlaTraced(name, capture(name, step, weights, kv_cache, inputs), self.target)
 
-    def load(self, saved: bytes) -> XlaExecutable:
-        """What `XlaExecutable.save` wrote. Raises ValueError if it is not that, or is of other versions."""
-        name, signature, program = blob.unpack(saved, self.name, self._platform, self.versions())
-        client = Client.get(self._platform)
-        return XlaExecutable(name, signature, client, client.load(program))
+    def load(self, saved: bytes) -> Executable:
+        """What `save` of an executable wrote.
+
+        Raises:
+            ValueError: it is not that, or is of another target or other versions.
+            RuntimeError: it is a NEFF, and this machine would have to run it.
+        """
+        platform = self.target.platform
+        name, signature, program = blob.unpack(saved, self.name, platform, self.versions())
+        if self.target.compile_only:
+            return CompiledOnly(name, platform, saved)
+        if isinstance(program, Neff):
+            raise RuntimeError(
+                f"not supported yet: running {name} as compiled by neuronx-cc on a machine without devices. Remove it "
+                "with vllm-neuron cache rm and from NEURON_COMPILED_ARTIFACTS and NEURON_LIBTORCH_REMOTE_CACHE, or "
+                "unset these; then it is compiled here."
+            )
+        client = _client(platform)
+        return XlaExecutable(name, signature, platform, client, client.load(program))
 
     def place_weights(self, weights: PyTree) -> Mapping[str, Array]:
         """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned."""
-        client = Client.get(self._platform)
+        client = self._require_client()
         leaves, _ = pytree.tree_flatten_with_path(weights)
         return {f"weights{pytree.keystr(path)}": client.put(tensor) for path, tensor in leaves}
 
     def allocate_kv_cache(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Array, ...]:
-        """Keys and values of each layer in turn, as integers that are zero; their memory is the client's own."""
-        client = Client.get(self._platform)
-        zeros = {shape: client.zeros_program(shape, BITS[dtype.itemsize]) for shape in set(shapes)}
+        """Keys and values of each layer in turn, zeroed, on the CPU as integers; their memory is the client's own."""
+        client = self._require_client()
+        held = BITS[dtype.itemsize] if self.target.platform == "cpu" else dtype
+        zeros = {shape: client.zeros_program(shape, held) for shape in set(shapes)}
         return tuple(zeros[shape]([])[0] for shape in shapes for _ in ("keys", "values"))
+
+    def _require_client(self) -> Client:
+        if self.target.compile_only:
+            raise no_device(self.target.platform)
+        return _client(self.target.platform)
 
 
 def versions(platform: str) -> dict[str, str]:
-    """Versions of the packages a platform's executables depend on; "absent" where one is not installed."""
-    neuron = ("libneuronxla", "neuronx-cc") if platform == "neuron" else ()
-    return blob.package_versions(("torch", "torch-xla", "jax", "jaxlib", *neuron))
+    """Versions of what a platform's executables depend on; "absent" where something is not installed."""
+    found = blob.package_versions(("torch", "torch-xla", "jax", "jaxlib"))
+    if platform != "cpu":
+        found |= {**blob.package_versions(("libneuronxla", "nki")), neuronx_cc.PACKAGE: neuronx_cc.version()}
+    return found
+
+
+def _client(platform: str) -> Client:
+    """The PJRT client, which has one name for all kinds of Neuron devices."""
+    return Client.get("cpu" if platform == "cpu" else "neuron")
+
+
+def _pack(name: str, signature: ProgramSignature, platform: str, program: bytes | Neff) -> bytes:
+    return blob.pack(envs.XLA, platform, versions(platform), (name, signature, program))

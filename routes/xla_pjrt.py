@@ -12,6 +12,8 @@ import torch
 Array = Any
 """A jax array on the client's one device."""
 
+_FLOATS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
+
 
 class Client:
     """One device and what runs on it. `Client.get` shares one per platform and process."""
@@ -56,11 +58,12 @@ class Client:
         return Program(self, client.deserialize_executable(serialized, self._devices, self._options()))
 
     def zeros_program(self, shape: Sequence[int], dtype: torch.dtype) -> "Program":
-        """A program without parameters that returns a zeroed array of an integer dtype."""
-        tensor = f"tensor<{'x'.join(map(str, shape))}xi{dtype.itemsize * 8}>"
+        """A program without parameters that returns a zeroed array of an integer or floating-point dtype."""
+        tensor = f"tensor<{'x'.join(map(str, shape))}x{_FLOATS.get(dtype, f'i{dtype.itemsize * 8}')}>"
+        zero = "0.0" if dtype in _FLOATS else "0"
         return self.compile(
             f"module @zeros {{ func.func public @main() -> {tensor} {{\n"
-            f"%0 = stablehlo.constant dense<0> : {tensor}\n return %0 : {tensor} }} }}"
+            f"%0 = stablehlo.constant dense<{zero}> : {tensor}\n return %0 : {tensor} }} }}"
         )
 
     def _options(self) -> Any:

@@ -21,6 +21,8 @@ BACKENDS = (NATIVE, XLA)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 TARGETS = ("trn2", "trn3")
+_TARGET_ALIASES = {"gen3": "trn2", "gen4": "trn3"}
+"""Names that Neuron's own tools take in NEURON_PLATFORM_TARGET_OVERRIDE, by generation of the NeuronCore."""
 
 _OURS = ("VLLM_NEURON_", "NEURON_LIBTORCH_")
 _RETIRED = {"VLLM_NEURON_FRAMEWORK": "The plugin registers itself with vLLM, so there is nothing to select"}
@@ -128,9 +130,10 @@ def _log_level(text: str) -> str:
 
 
 def _target(text: str) -> str:
-    if text.lower() not in TARGETS:
-        raise _BadValue(f"one of {', '.join(TARGETS)}")
-    return text.lower()
+    target = _TARGET_ALIASES.get(text.lower(), text.lower())
+    if target not in TARGETS:
+        raise _BadValue(f"one of {', '.join(TARGETS)} (or {', '.join(_TARGET_ALIASES)}, which mean the same)")
+    return target
 
 
 def _backend(text: str) -> str:
@@ -146,18 +149,16 @@ _TABLE = (
     # Compilation and caching
     Variable("VLLM_NEURON_BACKEND", "str", NATIVE, "Compile route: neuron_native, or the deprecated vllm_neuron (XLA).",
              _backend),
-    Variable("NEURON_COMPILED_ARTIFACTS", "str", None, "Folder of compiled models to load, or to fill.", _path,
-             "compiled artifacts"),
-    Variable("VLLM_NEURON_CPU_COMPILE", "bool", False, "Compile for Neuron on a machine without Neuron devices.", _bool,
-             "CPU compile mode"),
+    Variable("NEURON_COMPILED_ARTIFACTS", "str", None, "Folder of compiled models to load, or to fill.", _path),
+    Variable("VLLM_NEURON_CPU_COMPILE", "bool", False, "Compile for Neuron on a machine without Neuron devices.",
+             _bool),
     Variable("NEURON_PLATFORM_TARGET_OVERRIDE", "str", None, "Target of CPU compile mode: trn2 or trn3.", _target),
     Variable("NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", "int", None, "Graphs compiled at the same time.",
-             _positive_int, "parallel compilation"),
-    Variable("NEURON_LIBTORCH_REMOTE_CACHE", "str", None, "Shared folder of compiled graphs for all nodes.", _path,
-             "the remote compile cache"),
+             _positive_int),
+    Variable("NEURON_LIBTORCH_REMOTE_CACHE", "str", None, "Shared folder of compiled graphs for all nodes.", _path),
     Variable("NEURON_LIBTORCH_DISABLE_COMPILE_CACHE", "bool", False, "Compile every graph anew at every start.", _bool),
     Variable("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "int", None, "Seconds that one graph may take to compile.",
-             _positive_int, "a time limit on compilation", alias="VLLM_NEURON_COMPILATION_TIMEOUT"),
+             _positive_int, alias="VLLM_NEURON_COMPILATION_TIMEOUT"),
     Variable("VLLM_NEURON_DISABLE_WARMUP_COMPILE", "bool", False, "A graph that is not in the cache is a fatal error.",
              _bool),
     Variable("VLLM_CACHE_ROOT", "str", None, "Root folder of vLLM's caches; compiled graphs lie below it.", _path),

@@ -111,6 +111,26 @@ def test_kernel_set_is_the_one_that_the_engine_chooses(
     assert backend in found.reason
 
 
+def test_routes_of_a_machine_without_devices_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device_target() -> str:
+        raise RuntimeError("no Neuron instance")
+
+    for name in ("VLLM_NEURON_CPU_MODE", "VLLM_NEURON_CPU_COMPILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("vllm_neuron.plugin.hardware.device_target", device_target)
+    assert {(route.works, route.reason) for route in report.routes()} == {(False, "no Neuron instance")}
+
+
+def test_routes_in_cpu_compile_mode_name_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_NEURON_CPU_MODE", raising=False)
+    monkeypatch.setenv("VLLM_NEURON_CPU_COMPILE", "1")
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    native, xla = report.routes()
+    assert not native.works and "torch-neuronx" in native.reason
+    assert not xla.works and "there is no neuronx-cc" in xla.reason
+
+
 def a_report(**changes: Any) -> report.Report:
     values: dict[str, Any] = {
         "platform": report.Platform(True, "cpu", ("CPU mode",)),

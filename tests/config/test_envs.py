@@ -78,6 +78,8 @@ def test_false_forms(name: str, text: str) -> None:
         ("VLLM_NEURON_BACKEND", "xla", "neuron_native"),
         ("VLLM_NEURON_BACKEND", "neuron", "neuron_native"),
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "TRN2", "trn2"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "gen3", "trn2"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "Gen4", "trn3"),
         ("NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", "4", 4),
         ("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "1200", 1200),
         ("VLLM_NEURON_LOG_LEVEL", "debug", "DEBUG"),
@@ -97,6 +99,7 @@ def test_good_values(name: str, text: str, value: Any) -> None:
         *((name, "maybe", "1/0, true/false, yes/no or on/off") for name in BOOLEANS),
         ("VLLM_NEURON_CPU_MODE", "2", "1/0"),
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9", "trn2, trn3"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "inf2", "trn2, trn3 (or gen3, gen4"),
         ("NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", "0", "at least 1"),
         ("NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS", "four", "at least 1"),
         ("NEURON_LIBTORCH_COMPILATION_TIMEOUT", "-5", "at least 1"),
@@ -185,8 +188,9 @@ def test_every_variable_is_either_supported_or_refused() -> None:
     for variable in envs.VARIABLES.values():
         value = {"bool": "1", "int": "2", "float": "0.5", "str": "trn2"}[variable.type]
         value = {"VLLM_NEURON_LOG_LEVEL": "ERROR", "VLLM_NEURON_BACKEND": "vllm_neuron"}.get(variable.name, value)
+        needed = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"} if variable.name == "VLLM_NEURON_CPU_COMPILE" else {}
         if variable.supported:
-            resolve(settings(), {}, {variable.name: value})
+            resolve(settings(), {}, {variable.name: value, **needed})
         else:
             with pytest.raises(ValueError, match=rf"not supported yet: .*\({variable.name}="):
                 resolve(settings(), {}, {variable.name: value})

@@ -80,8 +80,6 @@ def test_the_complete_example_of_the_reference() -> None:
         "FP8 KV cache",
         "prompt embeddings",
         "tensor parallelism",
-        "compiled artifacts",
-        "parallel compilation",
     }
 
 
@@ -128,6 +126,15 @@ def test_dense_architectures_are_ones_that_there_are() -> None:
 def test_variables_reach_the_result(variable: str, text: str, attribute: str, value: Any) -> None:
     assert getattr(resolved({}, {variable: text}), attribute) == value
     assert getattr(resolved(), attribute) in (False, "neuron_native")
+
+
+def test_cpu_compile_mode_has_a_target_and_no_other_mode_has_one() -> None:
+    target = {"NEURON_PLATFORM_TARGET_OVERRIDE": "gen4"}
+    result = resolved({}, {"VLLM_NEURON_CPU_COMPILE": "1", **target})
+    assert (result.cpu_compile, result.platform_target, result.cpu_mode) == (True, "trn3", False)
+    assert "CPU compile mode for trn3" in effective_report(result, []).splitlines()[0]
+    result = resolved({}, target)
+    assert (result.cpu_compile, result.platform_target) == (False, None)
 
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

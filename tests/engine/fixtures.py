@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.models.model import Model
 from vllm_neuron.models.registry import build_model
-from vllm_neuron.routes.route import Executable, PyTree
+from vllm_neuron.routes.route import CPU, Executable, PyTree
 
 CONFIG = ResolvedConfig(
     backend="neuron_native",
@@ -95,6 +95,12 @@ class StandInLowered:
     def text(self) -> str:
         return self.code
 
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(self.code.splitlines()[:1])
+
+    def kernel_packages(self) -> tuple[str, ...]:
+        return ()
+
     def lower(self) -> "StandInLowered":
         return self
 
@@ -112,6 +118,8 @@ class StandInRoute:
     """A stand-in for a compile route: traces for real, runs eagerly, and counts what it is asked to do."""
 
     name = "neuron_native"
+    target = CPU
+    modules = ("vllm_neuron.routes.capture",)
     saved: ClassVar[dict[str, StandInExecutable]] = {}
 
     def __init__(self, version: str = "1") -> None:
@@ -122,6 +130,9 @@ class StandInRoute:
 
     def versions(self) -> dict[str, str]:
         return {"stand-in": self.version}
+
+    def flags(self) -> tuple[str, ...]:
+        return ()
 
     def trace(self, name: str, step: Callable[..., Any], *arguments: PyTree) -> StandInLowered:
         self.traced.append(name)

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from vllm_neuron.compilation.cache import CompileCache
-from vllm_neuron.compilation.store import EntryStore
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
+from vllm_neuron.compilation.key import GraphKey
+from vllm_neuron.compilation.store import Entry, EntryStore, Manifest
 
-KEY = "a" * 64
 VERSIONS = {"torch": "2.9.1"}
+
+
+def key_of(graph: str) -> GraphKey:
+    return GraphKey(graph, (), "neuron_native", "x86", {}, VERSIONS, (), "", {})
+
+
+KEY, OTHER = key_of("a"), key_of("b")
 
 
 def load(blob: bytes) -> str:
@@ -38,24 +45,33 @@ class Compiler:
 
 
 def cache_of(root: Path | None) -> CompileCache:
-    return CompileCache(root, "neuron_native", VERSIONS)
+    return CompileCache(CacheFolders(local=root), "neuron_native")
+
+
+def get(cache: CompileCache, compiler: Callable[[], tuple[str, bytes]], key: GraphKey = KEY) -> str:
+    return cache.get_or_compile(key, "decode_b1", "LlamaForCausalLM", load, compiler).value
+
+
+def fetch(cache: CompileCache, key: GraphKey = KEY) -> str | None:
+    kept = cache.fetch(key.digest, load)
+    return None if kept is None else kept.value
 
 
 def entry(root: Path) -> Path:
-    return root / "neuron_native" / KEY
+    return root / "neuron_native" / KEY.digest
 
 
 def test_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
     compiler = Compiler()
-    assert cache_of(tmp_path).get_or_compile(KEY, "decode_b1", load, compiler) == "graph:1"
-    assert cache_of(tmp_path).get_or_compile(KEY, "decode_b1", load, compiler) == "graph:1"
-    assert cache_of(tmp_path).fetch(KEY, load) == "graph:1"
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
+    assert fetch(cache_of(tmp_path)) == "graph:1"
     assert compiler.calls == 1
     manifest = json.loads((entry(tmp_path) / "manifest.json").read_text())
     assert manifest["graph"] == "decode_b1"
-    assert manifest["key"] == KEY
-    assert manifest["route"] == "neuron_native"
-    assert manifest["versions"] == VERSIONS
+    assert manifest["model"] == "LlamaForCausalLM"
+    assert manifest["key"] == KEY.digest
+    assert manifest["parts"] == KEY.parts()
     assert manifest["num_bytes"] == 7
     assert len(manifest["sha256"]) == 64
     assert manifest["compile_seconds"] >= 0
@@ -64,7 +80,7 @@ def test_second_process_finds_what_the_first_compiled(tmp_path: Path) -> None:
 def test_routes_never_share_an_entry(tmp_path: Path) -> None:
     compiler = Compiler()
     for route in ("neuron_native", "vllm_neuron"):
-        CompileCache(tmp_path, route, VERSIONS).get_or_compile(KEY, "g", load, compiler)
+        get(CompileCache(CacheFolders(local=tmp_path), route), compiler)
     assert compiler.calls == 2
 
 
@@ -73,10 +89,10 @@ def test_disabled_cache_neither_reads_nor_writes(tmp_path: Path, monkeypatch: py
     compiler = Compiler()
     for _ in range(2):
         cache = cache_of(None)
-        assert cache.get_or_compile(KEY, "g", load, compiler) == "graph:1"
-        cache.note("f", KEY, "g")
+        assert get(cache, compiler) == "graph:1"
+        cache.note("f", KEY.digest, "g")
         assert cache.indexed_key("f") is None
-        assert cache.fetch(KEY, load) is None
+        assert fetch(cache) is None
     assert compiler.calls == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -107,11 +123,12 @@ def _rename_manifest_fields(folder: Path) -> None:
 
 
 def _put_another_graph_there(folder: Path) -> None:
-    EntryStore(folder.parent).write("b" * 64, b"graph:other", "other", "neuron_native", VERSIONS, 1.0)
+    manifest = Manifest.of(b"graph:other", "other", "LlamaForCausalLM", OTHER.digest, OTHER.parts(), 1.0)
+    EntryStore(folder.parent).write(Entry(manifest, b"graph:other"))
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-    (folder.parent / ("b" * 64)).rename(folder)
+    (folder.parent / OTHER.digest).rename(folder)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +147,25 @@ def test_damaged_entry_is_reported_removed_and_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
     compiler = Compiler()
-    cache_of(tmp_path).get_or_compile(KEY, "decode_b1", load, compiler)
+    get(cache_of(tmp_path), compiler)
     damage(entry(tmp_path))
-    assert cache_of(tmp_path).fetch(KEY, load) is None
+    assert fetch(cache_of(tmp_path)) is None
     with caplog.at_level(logging.WARNING):
-        assert cache_of(tmp_path).get_or_compile(KEY, "decode_b1", load, compiler) == "graph:1"
+        assert get(cache_of(tmp_path), compiler) == "graph:1"
     assert compiler.calls == 2
     (record,) = caplog.records
-    assert "removing the entry of decode_b1" in record.getMessage()
+    assert f"removing the entry {entry(tmp_path)}" in record.getMessage()
     assert "\n" not in record.getMessage()
-    assert cache_of(tmp_path).get_or_compile(KEY, "decode_b1", load, compiler) == "graph:1"
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
     assert compiler.calls == 2
 
 
 def test_entry_that_the_route_cannot_load_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, new = Compiler(b"an older format"), Compiler()
-    cache_of(tmp_path).get_or_compile(KEY, "g", load, old)
-    assert cache_of(tmp_path).get_or_compile(KEY, "g", load, new) == "graph:1"
+    get(cache_of(tmp_path), old)
+    assert get(cache_of(tmp_path), new) == "graph:1"
     assert "not a graph of this route" in caplog.text
-    assert cache_of(tmp_path).get_or_compile(KEY, "g", load, new) == "graph:1"
+    assert get(cache_of(tmp_path), new) == "graph:1"
     assert (old.calls, new.calls) == (1, 1)
 
 
@@ -157,19 +174,19 @@ def test_failed_compile_leaves_no_entry_and_no_lock(tmp_path: Path) -> None:
         raise RuntimeError("compiler exited with 70")
 
     with pytest.raises(RuntimeError, match="exited with 70"):
-        cache_of(tmp_path).get_or_compile(KEY, "g", load, fail)
+        get(cache_of(tmp_path), fail)
     assert not entry(tmp_path).exists()
     compiler = Compiler()
-    cache_of(tmp_path).get_or_compile(KEY, "g", load, compiler)
+    get(cache_of(tmp_path), compiler)
     assert compiler.calls == 1
 
 
 COMPILE_SLOWLY = """
 import os, sys, time
 from pathlib import Path
-from vllm_neuron.compilation.cache import CompileCache
+from tests.engine.test_cache import cache_of, get
 
-root, seconds, key = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+root, seconds = Path(sys.argv[1]), float(sys.argv[2])
 
 def compile_():
     with open(root / "compiles", "a") as log:
@@ -177,13 +194,12 @@ def compile_():
     time.sleep(seconds)
     return "graph:1", b"graph:1"
 
-got = CompileCache(root, "neuron_native", {}).get_or_compile(key, "g", lambda blob: blob.decode(), compile_)
-assert got == "graph:1"
+assert get(cache_of(root), compile_) == "graph:1"
 """
 
 
 def start_compiling(root: Path, seconds: float) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", COMPILE_SLOWLY, str(root), str(seconds), KEY])
+    return subprocess.Popen([sys.executable, "-c", COMPILE_SLOWLY, str(root), str(seconds)])
 
 
 def compiles(root: Path) -> list[str]:
@@ -211,16 +227,16 @@ def test_process_killed_half_way_leaves_no_entry_and_holds_no_lock(tmp_path: Pat
     assert not entry(tmp_path).exists()
     assert waiter.wait(30) == 0
     assert len(compiles(tmp_path)) == 2
-    assert cache_of(tmp_path).fetch(KEY, load) == "graph:1"
+    assert fetch(cache_of(tmp_path)) == "graph:1"
 
 
 def test_leftovers_of_a_killed_writer_are_swept_and_never_read(tmp_path: Path) -> None:
-    leftover = tmp_path / "neuron_native" / f".{KEY}.killed"
+    leftover = tmp_path / "neuron_native" / f".{KEY.digest}.killed"
     leftover.mkdir(parents=True)
     (leftover / "blob").write_bytes(b"graph:half")
     compiler = Compiler()
-    assert cache_of(tmp_path).get_or_compile(KEY, "g", load, compiler) == "graph:1"
-    assert sorted(path.name for path in (tmp_path / "neuron_native").iterdir()) == [KEY, "locks"]
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
+    assert sorted(path.name for path in (tmp_path / "neuron_native").iterdir()) == [KEY.digest, "locks"]
 
 
 def test_entry_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +249,7 @@ def test_entry_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "write_text", full_disk)
     compiler = Compiler()
-    assert cache_of(tmp_path).get_or_compile(KEY, "g", load, compiler) == "graph:1"
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
     assert [path.name for path in (tmp_path / "neuron_native").iterdir()] == ["locks"]
 
 
@@ -242,9 +258,9 @@ def test_cache_that_cannot_be_written_warns_once_and_compiles(tmp_path: Path, ca
     blocked = tmp_path / "file"
     blocked.write_text("")
     cache, compiler = cache_of(blocked), Compiler()
-    for key in (KEY, "b" * 64):
-        assert cache.get_or_compile(key, "g", load, compiler) == "graph:1"
-        cache.note("fingerprint", key, "g")
+    for key in (KEY, OTHER):
+        assert get(cache, compiler, key) == "graph:1"
+        cache.note("fingerprint", key.digest, "g")
         assert cache.indexed_key("fingerprint") is None
     assert compiler.calls == 2
     (record,) = caplog.records
@@ -256,7 +272,7 @@ def test_cache_that_cannot_be_written_warns_once_and_compiles(tmp_path: Path, ca
 def test_read_only_cache_still_hits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache_of(tmp_path).get_or_compile(KEY, "g", load, Compiler())
+    get(cache_of(tmp_path), Compiler())
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -264,17 +280,17 @@ def test_read_only_cache_still_hits(
     for method in ("write", "remove", "write_index"):
         monkeypatch.setattr(EntryStore, method, refuse)
     compiler = Compiler()
-    assert cache_of(tmp_path).get_or_compile(KEY, "g", load, compiler) == "graph:1"
+    assert get(cache_of(tmp_path), compiler) == "graph:1"
     assert compiler.calls == 0
     assert caplog.records == []
 
 
 def test_index_notes_keys_and_survives_damage(tmp_path: Path) -> None:
-    cache_of(tmp_path).note("fingerprint", KEY, "g")
-    assert cache_of(tmp_path).indexed_key("fingerprint") == KEY
+    cache_of(tmp_path).note("fingerprint", KEY.digest, "g")
+    assert cache_of(tmp_path).indexed_key("fingerprint") == KEY.digest
     assert cache_of(tmp_path).indexed_key("another") is None
     for text in ("", "{", "[]", '{"graph": "g"}', '"x"'):
         (tmp_path / "neuron_native" / "index" / "fingerprint").write_text(text)
         assert cache_of(tmp_path).indexed_key("fingerprint") is None
-    cache_of(tmp_path).note("fingerprint", "b" * 64, "g")
-    assert cache_of(tmp_path).indexed_key("fingerprint") == "b" * 64
+    cache_of(tmp_path).note("fingerprint", OTHER.digest, "g")
+    assert cache_of(tmp_path).indexed_key("fingerprint") == OTHER.digest

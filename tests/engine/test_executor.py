@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine.fixtures import NUM_BLOCKS, SMALL, StandInRoute, config, random_weights, tiny_model
-from vllm_neuron.compilation.cache import CompileCache
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import CompileForbiddenError, kernel_set_of
 from vllm_neuron.engine.executor import GraphExecutor
@@ -34,7 +34,7 @@ def executor(
 ) -> GraphExecutor:
     route = route or StandInRoute()
     model = tiny_model(num_hidden_layers=1)
-    cache = CompileCache(root, route.name, route.versions())
+    cache = CompileCache(CacheFolders(local=root), route.name)
     made = GraphExecutor(model, resolved or config(), route, cache, random_weights(model), torch.float32)
     made.allocate_kv_cache(NUM_BLOCKS)
     return made
@@ -157,7 +157,7 @@ def test_warm_start_compiles_and_traces_nothing(tmp_path: Path) -> None:
     second.warm_up(seen.append)
     assert (first.statistics.compiled, first.statistics.cached) == (9, 0)
     assert (second.statistics.compiled, second.statistics.cached) == (0, 9)
-    assert all(ready.cached and str(ready).endswith("(cache hit)") for ready in seen)
+    assert all(ready.source == "local" and str(ready).endswith("(local cache hit)") for ready in seen)
     assert (warm.traced, warm.compiled) == ([], [])
     tokens = row(PROMPT[:20], 0)
     assert torch.equal(first.run_prefill(tokens).logits, second.run_prefill(tokens).logits)
@@ -185,6 +185,27 @@ def test_other_kv_cache_sizes_are_other_graphs(tmp_path: Path) -> None:
     made.warm_up(lambda ready: None)
     # Only the graph without a KV cache is the same.
     assert (made.statistics.compiled, made.statistics.cached) == (2, 1)
+
+
+def test_artifacts_of_another_configuration_are_added_to_and_say_what_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(requests: tuple[int, ...]) -> GraphExecutor:
+        route, model = StandInRoute(), tiny_model(num_hidden_layers=1)
+        cache = CompileCache(CacheFolders(artifacts=tmp_path), route.name)
+        resolved = config(num_seqs_buckets=requests, decode_context_length_buckets=(256,))
+        made = GraphExecutor(model, resolved, route, cache, random_weights(model), torch.float32)
+        made.allocate_kv_cache(NUM_BLOCKS)
+        made.warm_up(lambda ready: None)
+        return made
+
+    assert start((1, 2)).statistics.compiled == 5
+    assert "NEURON_COMPILED_ARTIFACTS" not in caplog.text
+    assert start((1, 2, 4)).statistics.compiled == 1
+    (record,) = caplog.records
+    assert "has no graph decode_b4_ctx256 of this configuration" in record.getMessage()
+    assert "nearest graph there is decode_b" in record.getMessage()
+    assert start((1, 2, 4)).statistics.compiled == 0
 
 
 def test_missing_graph_is_fatal_and_named_when_compiling_is_forbidden(tmp_path: Path) -> None:
@@ -309,11 +330,11 @@ def test_progress_on_a_terminal_is_a_bar_and_a_line_per_graph(monkeypatch: pytes
         shown = threads.submit(_all_output, ours)
         monkeypatch.setattr(sys, "stderr", stderr)
         with warm_up_progress(2) as report:
-            report(GraphReady("decode_b1_ctx128", 1, 2, 0.5, True))
+            report(GraphReady("decode_b1_ctx128", 1, 2, 0.5, "remote"))
         stderr.close()
         text = shown.result()
     os.close(ours)
-    assert "Graph 1 of 2: decode_b1_ctx128 ready in 0.50 s (cache hit)" in text
+    assert "Graph 1 of 2: decode_b1_ctx128 ready in 0.50 s (remote cache hit)" in text
     assert "Warming up" in text
     assert "1/2" in text
 

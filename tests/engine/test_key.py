@@ -4,52 +4,110 @@ import os
 import subprocess
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.engine.fixtures import SMALL, StandInRoute, config, tiny_model
-from vllm_neuron.compilation import key as key_module
-from vllm_neuron.compilation.cache import CompileCache
-from vllm_neuron.compilation.key import graph_key, host_target, source_digest, trace_fingerprint
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
+from vllm_neuron.compilation.key import graph_key, host_target, module_digest, source_digest, trace_fingerprint
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import GraphCompiler
 from vllm_neuron.engine.graphs import GraphSpec, list_graphs
 from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.models.model import Model
+from vllm_neuron.routes.native import NativeRoute
+from vllm_neuron.routes.xla import XlaRoute
 
-BASE = {"text": "graph", "route": "neuron_native", "versions": {"torch": "2.9.1"}, "target": "x86"}
+BASE: dict[str, Any] = {
+    "text": "graph",
+    "arguments": ("ids: int32[8] stride [1]",),
+    "route": "neuron_native",
+    "target": "x86",
+    "versions": {"torch": "2.9.1"},
+    "parallel": {"tensor": 1},
+}
+
+
+def digest(**changes: Any) -> str:
+    return graph_key(**{**BASE, **changes}).digest
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"text": "graph2"},
+        {"arguments": ("ids: int32[8] stride [2]",)},
+        {"arguments": ("ids: int64[8] stride [1]",)},
+        {"arguments": ("ids: int32[16] stride [1]",)},
         {"route": "vllm_neuron"},
         {"versions": {"torch": "2.9.2"}},
         {"versions": {"torch": "2.9.1", "jax": "1"}},
-        {"target": "arm"},
+        {"target": "trn2"},
+        {"parallel": {"tensor": 2}},
+        {"flags": ("-O1",)},
+        {"modules": ("vllm_neuron.routes.capture",)},
+        {"kernel_packages": ("vllm_neuron.kernels.cpu",)},
     ],
 )
-def test_each_part_changes_the_key(change: dict[str, object]) -> None:
-    assert graph_key(**{**BASE, **change}) != graph_key(**BASE)
+def test_each_part_changes_the_key(change: dict[str, Any]) -> None:
+    assert digest(**change) != digest()
 
 
 def test_order_of_versions_and_flags_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = graph_key("t", "r", {"a": "1", "b": "2"}, "x")
-    assert one == graph_key("t", "r", {"b": "2", "a": "1"}, "x")
+    assert digest(versions={"a": "1", "b": "2"}) == digest(versions={"b": "2", "a": "1"})
+    assert digest(flags=("-O1", "--lnc=2")) == digest(flags=("--lnc=2", "-O1"))
     monkeypatch.setenv("XLA_FLAGS", "--a --b")
-    with_flags = graph_key("t", "r", {"a": "1", "b": "2"}, "x")
-    assert with_flags != one
+    with_flags = digest()
     monkeypatch.setenv("XLA_FLAGS", "--b  --a")
-    assert graph_key("t", "r", {"a": "1", "b": "2"}, "x") == with_flags
+    assert digest() == with_flags
+    monkeypatch.delenv("XLA_FLAGS")
+    assert digest() != with_flags
 
 
-def test_kernel_sources_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = graph_key(**BASE)
-    monkeypatch.setattr(key_module, "source_digest", lambda packages: "other")
-    assert graph_key(**BASE) != before
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("--optlevel 1 --lnc 2", "--optlevel 2 --lnc 1"),
+        ("--optlevel=1 --optlevel=2", "--optlevel=2 --optlevel=1"),
+        ("-O1", "-O2"),
+        ("", "-O2"),
+    ],
+)
+def test_flags_that_mean_something_else_change_the_key(monkeypatch: pytest.MonkeyPatch, one: str, other: str) -> None:
+    digests = set()
+    for flags in (one, other):
+        monkeypatch.setenv("NEURON_CC_FLAGS", flags)
+        digests.add(digest())
+    assert len(digests) == 2
+
+
+def test_sources_of_kernels_and_lowering_change_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bodies do not stand in the graph's text."""
+    digests = set()
+    for number, body in enumerate(("x = 1", "x = 2", "x = 2")):
+        folder = tmp_path / str(number)
+        (folder / "some_kernels").mkdir(parents=True)
+        (folder / "some_kernels" / "__init__.py").write_text(body)
+        (folder / "some_lowering.py").write_text(body)
+        monkeypatch.syspath_prepend(str(folder))
+        source_digest.cache_clear()
+        module_digest.cache_clear()
+        digests.add((digest(kernel_packages=("some_kernels",)), digest(modules=("some_lowering",))))
+    assert len({kernels for kernels, _ in digests}) == 2
+    assert len({lowering for _, lowering in digests}) == 2
+
+
+def test_every_module_of_the_routes_is_part_of_a_key() -> None:
+    """Those that no route lists are interfaces, or are read by every trace fingerprint anyway."""
+    listed = {*NativeRoute.modules, *XlaRoute.modules}
+    folder = Path(find_spec("vllm_neuron.routes").submodule_search_locations[0])  # type: ignore[union-attr, index]
+    found = {f"vllm_neuron.routes.{path.stem}" for path in folder.glob("*.py")}
+    others = ("__init__", "blob", "compile_only", "route", "select")
+    assert found - listed == {f"vllm_neuron.routes.{name}" for name in others}
 
 
 def test_source_digest_sees_content_and_names_but_no_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,15 +136,14 @@ def _keys_in_a_new_process(folder: Path, hash_seed: str) -> str:
 import torch
 from tests.engine.fixtures import SMALL, StandInRoute, tiny_model
 from vllm_neuron.compilation import key
-from vllm_neuron.compilation.cache import CompileCache
-from vllm_neuron.compilation.key import graph_key, host_target
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.engine.compiler import GraphCompiler
 from vllm_neuron.engine.graphs import list_graphs
-key.source_digest = lambda packages: "whatever is edited meanwhile"
+key.source_digest = key.module_digest = lambda names: "whatever is edited meanwhile"
 route = StandInRoute()
-compiler = GraphCompiler(tiny_model(), SMALL, route, CompileCache(None, route.name, {}), torch.float32, 40)
+compiler = GraphCompiler(tiny_model(), SMALL, route, CompileCache(CacheFolders(), route.name), torch.float32, 40)
 for graph in list_graphs(SMALL):
-    print(graph_key(compiler.lower(graph).text(), route.name, route.versions(), host_target()))
+    print(compiler.key(compiler.lower(graph)).digest)
     print(compiler.fingerprint(graph))
 """
     environment = {
@@ -122,7 +179,7 @@ def _fingerprint(
 ) -> str | None:
     route = StandInRoute(version)
     resolved = resolved or config()
-    cache = CompileCache(None, route.name, {})
+    cache = CompileCache(CacheFolders(), route.name)
     compiler = GraphCompiler(model or tiny_model(), resolved, route, cache, dtype, num_blocks)
     return compiler.fingerprint(graph or GraphSpec("decode", 1, 1, 128))
 

@@ -7,9 +7,10 @@ import torch
 
 from tests.engine.fixtures import NUM_BLOCKS, config, random_weights, tiny_model
 from tests.engine.test_executor import BLOCKS, PROMPT, dense_logits, row
-from vllm_neuron.compilation.cache import CompileCache
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.select import select_route
 
 OTHERS = ([2, 8, 20, 21, 22], [1, 3, 5, 7, 10], [11, 12, 13, 14, 15])
@@ -28,8 +29,8 @@ def resolved_config(backend: str, twins: bool) -> ResolvedConfig:
 
 
 def start(resolved: ResolvedConfig, root: Path) -> GraphExecutor:
-    route = select_route(resolved.backend, cpu_mode=True)
-    cache = CompileCache(root, route.name, route.versions())
+    route = select_route(resolved.backend, CPU)
+    cache = CompileCache(CacheFolders(local=root), route.name)
     made = GraphExecutor(MODEL, resolved, route, cache, random_weights(MODEL), torch.float32)
     made.allocate_kv_cache(NUM_BLOCKS)
     made.warm_up(lambda ready: None)

@@ -10,8 +10,9 @@ from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.model import StepInputs
 from vllm_neuron.routes.native import NativeLowered, NativeRoute
+from vllm_neuron.routes.route import CPU
 
-ROUTE = NativeRoute(cpu_mode=True)
+ROUTE = NativeRoute(CPU)
 BLOCK_SIZE = 16
 MODEL = tiny_model(num_key_value_heads=1)
 

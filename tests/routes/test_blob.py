@@ -5,7 +5,7 @@ import torch
 
 from vllm_neuron.routes import blob
 from vllm_neuron.routes.native import NativeRoute
-from vllm_neuron.routes.route import Route
+from vllm_neuron.routes.route import CPU, Route
 from vllm_neuron.routes.xla import XlaRoute
 
 VERSIONS = {"torch": "1.0"}
@@ -52,7 +52,7 @@ def test_an_absent_package_has_a_version_too() -> None:
     }
 
 
-@pytest.mark.parametrize(("route", "other"), [(NativeRoute(True), XlaRoute(True)), (XlaRoute(True), NativeRoute(True))])
+@pytest.mark.parametrize(("route", "other"), [(NativeRoute(CPU), XlaRoute(CPU)), (XlaRoute(CPU), NativeRoute(CPU))])
 def test_a_route_refuses_what_the_other_one_saved(route: Route, other: Route) -> None:
     with pytest.raises(ValueError, match="compiled for"):
         route.load(blob.pack(other.name, "cpu", other.versions(), ()))

@@ -15,6 +15,7 @@ from tests.routes import native_steps as steps
 from tests.routes.native_steps import ROUTE
 from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.routes.native import NativeRoute
+from vllm_neuron.routes.route import Target
 
 SETS = list(KernelSet)
 every_set = pytest.mark.parametrize("kernels", SETS, ids=str)
@@ -109,7 +110,8 @@ def test_saved_code_runs_in_another_process(kernels: KernelSet, tmp_path: Path) 
     code = f"""
 import hashlib, sys, torch
 from vllm_neuron.routes.native import NativeRoute
-route = NativeRoute(cpu_mode=True)
+from vllm_neuron.routes.route import CPU
+route = NativeRoute(CPU)
 loaded = route.load(open({str(tmp_path / "blob")!r}, "rb").read())
 assert "torch_xla" not in sys.modules and "vllm" not in sys.modules
 from tests.routes import native_steps as steps
@@ -238,7 +240,7 @@ def test_probe_names_the_compiler_and_the_remedy(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_torch_neuronx_the_package_is_named() -> None:
-    route = NativeRoute(cpu_mode=False)
+    route = NativeRoute(Target("trn2"))
     probe = route.probe()
     assert not probe.works
     assert "torch-neuronx" in probe.reason and "VLLM_NEURON_CPU_MODE=1" in probe.reason

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from vllm_neuron.routes import select
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.select import select_route
 
 
@@ -18,17 +19,17 @@ def not_warned_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", ["neuron_native", "vllm_neuron"])
 def test_a_route_is_selected_by_its_name(backend: str) -> None:
-    assert select_route(backend, cpu_mode=True).name == backend
+    assert select_route(backend, CPU).name == backend
 
 
 def test_another_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"VLLM_NEURON_BACKEND='xla': not one of neuron_native, vllm_neuron"):
-        select_route("xla", cpu_mode=True)
+        select_route("xla", CPU)
 
 
 def test_the_xla_route_warns_once_and_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        select_route("vllm_neuron", cpu_mode=True)
+        select_route("vllm_neuron", CPU)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "deprecated" in record.message
@@ -49,15 +50,16 @@ def test_workers_of_a_server_that_warned_are_silent(same_server: bool, warnings:
 
 
 def test_the_native_route_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    select_route("neuron_native", cpu_mode=True)
+    select_route("neuron_native", CPU)
     assert not caplog.records
 
 
 IMPORT = """
 import sys
 import vllm_neuron
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.select import select_route
-select_route({backend!r}, cpu_mode=True)
+select_route({backend!r}, CPU)
 loaded = {{"torch_xla", "jax", "jaxlib"}} & set(sys.modules)
 assert not loaded, loaded
 """

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.routes import xla_steps
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaExecutable, XlaRoute
 
-ROUTE = XlaRoute(cpu_mode=True)
+ROUTE = XlaRoute(CPU)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -170,8 +171,9 @@ import sys
 from pathlib import Path
 import torch
 from tests.routes import xla_steps
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaRoute
-route = XlaRoute(cpu_mode=True)
+route = XlaRoute(CPU)
 executable = route.load(Path(sys.argv[1]).read_bytes())
 dtype = torch.bfloat16
 kv_cache = route.allocate_kv_cache([xla_steps.cache_shape(8)] * 2, dtype)

@@ -9,9 +9,10 @@ from torch.utils import _pytree as pytree
 from tests.checkpoints import checkpoint, greedy_oracle, logits_oracle, prompt
 from tests.models.paging import Weights, decode_inputs, load, new_cache, prefill_inputs, shuffled_table
 from vllm_neuron.models.model import Model, StepInputs
+from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaExecutable, XlaRoute
 
-ROUTE = XlaRoute(cpu_mode=True)
+ROUTE = XlaRoute(CPU)
 NUM_BLOCKS, TOKENS, REQUESTS = 64, 16, 3
 
 

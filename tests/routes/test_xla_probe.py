@@ -6,11 +6,12 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from vllm_neuron.routes import xla, xla_lower
+from vllm_neuron.routes.route import CPU, Target
 from vllm_neuron.routes.xla import XlaRoute
 
 
 def test_the_route_works_here_in_cpu_mode() -> None:
-    probe = XlaRoute(cpu_mode=True).probe()
+    probe = XlaRoute(CPU).probe()
     assert probe.works, probe.reason
     assert probe.versions["torch-xla"].startswith("2.9.")
 
@@ -22,7 +23,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         return None if name == "torch_xla" else found(name, package)
 
     monkeypatch.setattr(xla.importlib.util, "find_spec", find_spec)
-    probe = XlaRoute(cpu_mode=True).probe()
+    probe = XlaRoute(CPU).probe()
     assert not probe.works
     assert "pip install torch-xla==2.9.0" in probe.reason
 
@@ -34,7 +35,7 @@ def test_lowering_without_torch_xla_says_how_to_go_on(monkeypatch: pytest.Monkey
 
 
 def test_on_neuron_devices_the_packages_of_the_compiler_are_named() -> None:
-    probe = XlaRoute(cpu_mode=False).probe()
+    probe = XlaRoute(Target("trn2")).probe()
     assert not probe.works
     assert "libneuronxla, neuronx-cc" in probe.reason
     assert "VLLM_NEURON_CPU_MODE=1" in probe.reason

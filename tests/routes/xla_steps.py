@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vllm_neuron.routes.route import CPU, Target
 from vllm_neuron.routes.xla import XlaExecutable, XlaLowered, XlaRoute
 
 BLOCK_SIZE, KV_HEADS, HEAD_DIM = 16, 2, 8
@@ -52,11 +53,11 @@ def cache_shape(num_blocks: int) -> tuple[int, ...]:
     return (num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
 
 
-def lowered(rows: int, dtype: torch.dtype, num_blocks: int, layers: int = 2) -> XlaLowered:
+def lowered(rows: int, dtype: torch.dtype, num_blocks: int, layers: int = 2, target: Target = CPU) -> XlaLowered:
     """`step` lowered from meta tensors."""
     shape = cache_shape(num_blocks)
     kv_cache = [tuple(torch.empty(shape, dtype=dtype, device="meta") for _ in range(2)) for _ in range(layers)]
-    return XlaRoute(cpu_mode=True).trace("tiny", step, weights(dtype), kv_cache, inputs(rows, dtype)).lower()
+    return XlaRoute(target).trace("tiny", step, weights(dtype), kv_cache, inputs(rows, dtype)).lower()
 
 
 def executable(rows: int, dtype: torch.dtype, num_blocks: int, layers: int = 2) -> XlaExecutable:

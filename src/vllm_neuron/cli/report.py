@@ -121,13 +121,18 @@ def platform() -> Platform:
 
 def routes() -> tuple[RouteReport, ...]:
     """Probe every route."""
+    from vllm_neuron.plugin.hardware import compile_target
     from vllm_neuron.routes.select import select_route
 
-    selected, cpu_mode = _value("VLLM_NEURON_BACKEND"), bool(_value("VLLM_NEURON_CPU_MODE"))
+    selected = _value("VLLM_NEURON_BACKEND")
+    try:
+        target = compile_target(_choices())
+    except RuntimeError as error:
+        return tuple(RouteReport(name, name == selected, False, str(error), {}) for name in envs.BACKENDS)
     reports = []
     for name in envs.BACKENDS:
         with _messages():
-            probe = select_route(name, cpu_mode).probe()
+            probe = select_route(name, target).probe()
         reports.append(RouteReport(name, name == selected, probe.works, probe.reason, dict(probe.versions)))
     return tuple(reports)
 
@@ -141,13 +146,22 @@ def kernels() -> Kernels:
     """The kernel set of the environment's backend and mode."""
     from vllm_neuron.engine.compiler import kernel_set_of
 
-    backend, cpu_mode = _value("VLLM_NEURON_BACKEND"), bool(_value("VLLM_NEURON_CPU_MODE"))
-    disabled = bool(_value("VLLM_NEURON_DISABLE_NKI_KERNELS"))
-    # A configuration needs a model, which the doctor has not: these three fields are all that the choice reads.
-    choice = SimpleNamespace(backend=backend, cpu_mode=cpu_mode, disable_nki_kernels=disabled)
-    chosen = kernel_set_of(cast(ResolvedConfig, choice))
-    reason = f"{backend} route {'in CPU mode' if cpu_mode else 'on Neuron devices'}"
-    return Kernels(chosen.value, f"{reason}, VLLM_NEURON_DISABLE_NKI_KERNELS={int(disabled)}")
+    choices = _choices()
+    reason = f"{choices.backend} route {'in CPU mode' if choices.cpu_mode else 'on Neuron devices'}"
+    disabled = int(choices.disable_nki_kernels)
+    return Kernels(kernel_set_of(choices).value, f"{reason}, VLLM_NEURON_DISABLE_NKI_KERNELS={disabled}")
+
+
+def _choices() -> ResolvedConfig:
+    """What the environment decides of a configuration. All of it needs a model, which the doctor has not."""
+    compile_only = bool(_value("VLLM_NEURON_CPU_COMPILE"))
+    fields = SimpleNamespace(
+        backend=_value("VLLM_NEURON_BACKEND"),
+        cpu_mode=bool(_value("VLLM_NEURON_CPU_MODE")),
+        disable_nki_kernels=bool(_value("VLLM_NEURON_DISABLE_NKI_KERNELS")),
+        platform_target=_value("NEURON_PLATFORM_TARGET_OVERRIDE") if compile_only else None,
+    )
+    return cast(ResolvedConfig, fields)
 
 
 def cache_folder() -> CacheFolder:

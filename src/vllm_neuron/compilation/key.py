@@ -8,46 +8,97 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 
-LOWERING_PACKAGES = ("vllm_neuron.kernels", "vllm_neuron.routes")
-"""Packages whose sources shape compiled code without showing up in a graph's text, such as kernel bodies."""
-
-TRACED_PACKAGES = ("vllm_neuron", *LOWERING_PACKAGES)
+TRACED_PACKAGES = ("vllm_neuron", "vllm_neuron.kernels", "vllm_neuron.routes")
 """Packages whose sources decide what tracing yields."""
 
 _COMPILER_FLAGS = ("XLA_FLAGS", "NEURON_CC_FLAGS")
 """Not settings of ours: the compilers look at them by themselves."""
 
-_PYTHON = platform.python_version_tuple()[:2]
 _NOT_SOURCES = (".pyc", ".so", ".o")
 
 
-def graph_key(text: str, route: str, versions: Mapping[str, str], target: str) -> str:
-    """Key of a compiled graph.
+@dataclass(frozen=True)
+class GraphKey:
+    """What a compiled graph is made from. Two graphs with equal parts are the same graph.
+
+    Attributes:
+        graph: SHA-256 of the lowered graph's text, in which every constant stands.
+        arguments: dtype, shape and stride of each argument.
+        route: name of the route.
+        target: what the code runs on: `host_target()`, "trn2", "trn3".
+        parallel: degrees of parallelism, e.g. {"tensor": 1}.
+        versions: of every package that lowers, compiles or loads.
+        flags: of the compiler, those of the environment included; their order does not count.
+        lowering: SHA-256 of the sources of the route.
+        kernels: SHA-256 of the sources of the kernels that the graph calls, by package.
+    """
+
+    graph: str
+    arguments: tuple[str, ...]
+    route: str
+    target: str
+    parallel: Mapping[str, int]
+    versions: Mapping[str, str]
+    flags: tuple[str, ...]
+    lowering: str
+    kernels: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits: the name of the graph's entry in a cache."""
+        return _digest(**self.parts())
+
+    def parts(self) -> dict[str, Any]:
+        """The parts as JSON, as they are kept beside an entry."""
+        parts = asdict(self)
+        return {**parts, "arguments": list(self.arguments), "flags": list(self.flags)}
+
+
+def graph_key(
+    text: str,
+    arguments: Iterable[str],
+    route: str,
+    target: str,
+    versions: Mapping[str, str],
+    parallel: Mapping[str, int],
+    flags: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    kernel_packages: Sequence[str] = (),
+) -> GraphKey:
+    """Key of a lowered graph.
 
     Args:
-        text: the lowered graph, which has every shape and dtype in it.
+        text: the lowered graph.
+        arguments: one line per argument: dtype, shape, stride.
         route: name of the route.
-        versions: the route's `versions()`.
-        target: what the code runs on, e.g. `host_target()`.
+        target: what the code runs on.
+        versions: the route's `versions()`; Python's is added.
+        parallel: degrees of parallelism.
+        flags: what the route hands to its compiler; `environment_flags()` are added.
+        modules: modules whose sources decide how the route lowers.
+        kernel_packages: packages of the kernels that the graph calls by name.
     """
-    return _digest(
-        text=hashlib.sha256(text.encode()).hexdigest(),
+    return GraphKey(
+        graph=hashlib.sha256(text.encode()).hexdigest(),
+        arguments=tuple(arguments),
         route=route,
-        python=_PYTHON,
-        versions=dict(versions),
         target=target,
-        sources=source_digest(LOWERING_PACKAGES),
-        flags=compiler_flags(),
+        parallel=dict(sorted(parallel.items())),
+        versions=dict(sorted({**versions, "python": ".".join(platform.python_version_tuple()[:2])}.items())),
+        flags=(*sorted(flags), *environment_flags()),
+        lowering=module_digest(tuple(modules)),
+        kernels={package: source_digest((package,)) for package in sorted(kernel_packages)},
     )
 
 
@@ -68,11 +119,11 @@ def trace_fingerprint(route: str, versions: Mapping[str, str], target: str, trac
         return None
     return _digest(
         route=route,
-        python=_PYTHON,
+        python=platform.python_version_tuple()[:2],
         versions=dict(versions),
         target=target,
         sources=source_digest(TRACED_PACKAGES),
-        flags=compiler_flags(),
+        flags=environment_flags(),
         traced=described,
     )
 
@@ -127,9 +178,34 @@ def _tree_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def compiler_flags() -> dict[str, str]:
-    """Variables that compilers read themselves, those that are set; the order of flags does not count."""
-    return {name: " ".join(sorted(os.environ[name].split())) for name in _COMPILER_FLAGS if os.environ.get(name)}
+@cache
+def module_digest(modules: tuple[str, ...]) -> str:
+    """Digest of the source files of these modules."""
+    digest = hashlib.sha256()
+    for module in sorted(modules):
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"no module {module!r}", name=module)
+        digest.update(f"{module}\0{hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def environment_flags() -> list[str]:
+    """Flags that compilers read from the environment themselves, sorted; those of one name stay in their order."""
+    flags: list[str] = []
+    for name in _COMPILER_FLAGS:
+        first = len(flags)
+        for word in os.environ.get(name, "").split():
+            if word.startswith("-") or len(flags) == first:
+                flags.append(f"{name}: {word}")
+            else:
+                flags[-1] += f" {word}"
+    return sorted(flags, key=_flag_name)
+
+
+def _flag_name(flag: str) -> str:
+    """The flag without its value: of two with one name the later wins, so their order counts."""
+    return " ".join(flag.partition("=")[0].split()[:2])
 
 
 @cache

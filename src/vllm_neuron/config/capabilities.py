@@ -1,7 +1,7 @@
 """What is known and valid but not supported yet, and what contradicts itself. Nothing of it is ever ignored."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from vllm_neuron import envs
@@ -15,13 +15,16 @@ MODEL_DTYPES = ("bfloat16", "float16", "float32")
 FP8_KV_CACHE_DTYPES = ("fp8", "fp8_e4m3")
 
 
-def refusals(settings: ServingSettings, parsed: Parsed, variables: Mapping[str, Any]) -> list[Fault]:
+def refusals(
+    settings: ServingSettings, parsed: Parsed, variables: Mapping[str, Any], unreadable: Collection[str] = ()
+) -> list[Fault]:
     """Faults of options that are not supported yet, or that contradict each other.
 
     Args:
         settings: vLLM's parameters.
         parsed: `additional_config`.
         variables: value of every environment variable by name.
+        unreadable: names of variables that have their default there, because they hold nonsense.
     """
     return [
         *_sampling(parsed),
@@ -31,7 +34,7 @@ def refusals(settings: ServingSettings, parsed: Parsed, variables: Mapping[str, 
         *_encoder(settings, parsed),
         *_parallel(settings),
         *_serving(settings),
-        *_environment(variables),
+        *_environment(variables, unreadable),
     ]
 
 
@@ -170,25 +173,34 @@ def _serving(settings: ServingSettings) -> Iterator[Fault]:
         yield _later("pooling models", "runner", "pooling", "Serve a model that generates text.")
 
 
-def _environment(variables: Mapping[str, Any]) -> Iterator[Fault]:
-    cpu_compile = variables["VLLM_NEURON_CPU_COMPILE"]
+def _environment(variables: Mapping[str, Any], unreadable: Collection[str]) -> Iterator[Fault]:
+    cpu_compile, target = variables["VLLM_NEURON_CPU_COMPILE"], "NEURON_PLATFORM_TARGET_OVERRIDE"
     if cpu_compile and variables["VLLM_NEURON_CPU_MODE"]:
         rule = "cannot be combined with VLLM_NEURON_CPU_MODE=1: one compiles for Neuron, the other runs on the CPU"
         yield Fault("VLLM_NEURON_CPU_COMPILE", 1, rule, "Unset one of the two.")
-    if cpu_compile and not variables["NEURON_PLATFORM_TARGET_OVERRIDE"]:
-        rule = "needs NEURON_PLATFORM_TARGET_OVERRIDE"
-        yield Fault("VLLM_NEURON_CPU_COMPILE", 1, rule, f"Set it to one of {', '.join(envs.TARGETS)}.")
+    if cpu_compile and not variables[target] and target not in unreadable:
+        yield Fault("VLLM_NEURON_CPU_COMPILE", 1, f"needs {target}", f"Set it to one of {', '.join(envs.TARGETS)}.")
+    if cpu_compile and variables["NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"]:
+        rule = (
+            "cannot be combined with NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1, which keeps nothing of what is compiled"
+        )
+        yield Fault("VLLM_NEURON_CPU_COMPILE", 1, rule, "Unset one of the two.")
     if variables["NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"] and variables["VLLM_NEURON_DISABLE_WARMUP_COMPILE"]:
         rule = (
             "cannot be combined with NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1: without a cache every graph has to be "
             "compiled"
         )
         yield Fault("VLLM_NEURON_DISABLE_WARMUP_COMPILE", 1, rule, "Unset one of the two.")
+    if variables["NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"]:
+        for name in ("NEURON_COMPILED_ARTIFACTS", "NEURON_LIBTORCH_REMOTE_CACHE"):
+            if variables[name]:
+                rule = (
+                    "cannot be combined with NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1, which compiles every graph anew"
+                )
+                yield Fault(name, variables[name], rule, "Unset one of the two.")
     for variable in envs.VARIABLES.values():
         value = variables[variable.name]
-        # One worker is what there is, so asking for one is granted.
-        harmless = variable.name == "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS" and value == 1
-        if variable.capability and value != variable.default and not harmless:
+        if variable.capability and value != variable.default:
             yield _later(variable.capability, variable.name, 1 if value is True else value, f"Unset {variable.name}.")
 
 

@@ -63,6 +63,8 @@ def effective_report(resolved: ResolvedConfig, variables: Sequence[envs.Effectiv
     """
     runner = "V2" if resolved.v2_model_runner else "V1"
     place = "CPU mode" if resolved.cpu_mode else "Neuron devices"
+    if resolved.cpu_compile:
+        place = f"CPU compile mode for {resolved.platform_target}"
     rows = [*resolved.options, *(EffectiveOption(v.name, v.value, v.source) for v in variables)]
     shown = [(row.name, _show(row.value), _source(row)) for row in rows]
     width = max(len(name) for name, _, _ in shown)

@@ -36,7 +36,9 @@ def resolve(
     parsed = parse(additional_config)
     variables, bad_variables = _read_variables(env)
     plan = plan_buckets(settings, parsed.neuron, parsed.faulty)
-    faults = [*parsed.faults, *plan.faults, *bad_variables, *capabilities.refusals(settings, parsed, variables)]
+    unreadable = {fault.option for fault in bad_variables}
+    refused = capabilities.refusals(settings, parsed, variables, unreadable)
+    faults = [*parsed.faults, *plan.faults, *bad_variables, *refused]
     if faults:
         raise ConfigurationError(faults)
 
@@ -58,7 +60,14 @@ def resolve(
         v2_model_runner=dense if runner is None else runner,
         disable_warmup_compile=variables["VLLM_NEURON_DISABLE_WARMUP_COMPILE"],
         disable_nki_kernels=variables["VLLM_NEURON_DISABLE_NKI_KERNELS"],
+        cpu_compile=variables["VLLM_NEURON_CPU_COMPILE"],
+        platform_target=variables["NEURON_PLATFORM_TARGET_OVERRIDE"] if variables["VLLM_NEURON_CPU_COMPILE"] else None,
         disable_compile_cache=variables["NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"],
+        compiled_artifacts=variables["NEURON_COMPILED_ARTIFACTS"],
+        remote_cache=variables["NEURON_LIBTORCH_REMOTE_CACHE"],
+        compile_workers=variables["NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS"],
+        compile_timeout=variables["NEURON_LIBTORCH_COMPILATION_TIMEOUT"],
+        tensor_parallel_size=settings.tensor_parallel_size,
         async_scheduling=False,
         gpu_memory_utilization=settings.gpu_memory_utilization if headroom is None else 1.0,
         kv_cap_fraction=variables["VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION"],

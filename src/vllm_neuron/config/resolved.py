@@ -30,6 +30,8 @@ class ResolvedConfig:
     Attributes:
         backend: "neuron_native" or "vllm_neuron".
         cpu_mode: run on the CPU instead of Neuron devices.
+        cpu_compile: compile for Neuron devices that are not here, and run nothing.
+        platform_target: "trn2" or "trn3" under cpu_compile, else None.
         max_model_len: longest sequence in tokens.
         max_num_seqs: most requests that run at once; the largest batch bucket.
         max_num_batched_tokens: most tokens of a prefill step; the largest token bucket.
@@ -43,6 +45,12 @@ class ResolvedConfig:
         disable_warmup_compile: a graph that is not in the cache is a fatal error.
         disable_nki_kernels: trace torch twins instead of kernels.
         disable_compile_cache: compile every graph anew, and keep none.
+        compiled_artifacts: folder of compiled graphs to load, or to fill; None for none.
+        remote_cache: folder of compiled graphs that machines share; None for none.
+        compile_workers: graphs compiled at the same time, each in a process of its own; None for one after the other in
+            the worker itself.
+        compile_timeout: seconds that one graph may take to compile; None for any time.
+        tensor_parallel_size: devices that a model is spread over.
         async_scheduling: prepare a step while the one before it runs.
         gpu_memory_utilization: fraction of memory that may be used, in (0, 1]; 1.0 under an explicit headroom.
         kv_cap_fraction: cap of the default KV budget, in (0, 1]; unused under an explicit headroom.
@@ -67,7 +75,14 @@ class ResolvedConfig:
     v2_model_runner: bool
     disable_warmup_compile: bool
     disable_nki_kernels: bool
+    cpu_compile: bool = False
+    platform_target: str | None = None
     disable_compile_cache: bool = False
+    compiled_artifacts: str | None = None
+    remote_cache: str | None = None
+    compile_workers: int | None = None
+    compile_timeout: int | None = None
+    tensor_parallel_size: int = 1
     async_scheduling: bool = False
     gpu_memory_utilization: float = 0.9
     kv_cap_fraction: float = 0.30

@@ -5,20 +5,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from vllm_neuron.compilation.cache import CompileCache
-from vllm_neuron.compilation.key import graph_key, host_target, trace_fingerprint
+from vllm_neuron.compilation.artifacts import open_artifacts
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache, Kept, Source, local_cache_root
+from vllm_neuron.compilation.key import GraphKey, graph_key, host_target, trace_fingerprint
+from vllm_neuron.compilation.store import Manifest
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.inputs import InputBuilder
 from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.layout import KVCache, layer_shapes, num_groups
 from vllm_neuron.models.model import Model
-from vllm_neuron.routes.route import Executable, Lowered, Route
+from vllm_neuron.routes.route import Executable, Lowered, Route, Traced
 from vllm_neuron.weights.table import Weights
 
 logger = logging.getLogger(__name__)
@@ -34,13 +37,30 @@ class CompiledGraph:
 
     Attributes:
         executable: ready to be called.
-        cached: it came from the compile cache.
+        source: where it came from: a tier of the cache, or the compiler.
+        manifest: what its entry says of itself: key, size and the like.
         seconds: how long it took to get it.
     """
 
     executable: Executable
-    cached: bool
+    source: Source
+    manifest: Manifest
     seconds: float
+
+
+def open_cache(config: ResolvedConfig, route: Route) -> CompileCache:
+    """The compile cache that a configuration asks for.
+
+    Raises:
+        ArtifactsError: NEURON_COMPILED_ARTIFACTS is no folder of compiled graphs, and cannot become one.
+    """
+    if config.disable_compile_cache:
+        return CompileCache(CacheFolders(), route.name)
+    artifacts = Path(config.compiled_artifacts) if config.compiled_artifacts else None
+    if artifacts is not None:
+        open_artifacts(artifacts)
+    remote = Path(config.remote_cache) if config.remote_cache else None
+    return CompileCache(CacheFolders(local_cache_root(), artifacts, remote), route.name)
 
 
 def kernel_set_of(config: ResolvedConfig) -> KernelSet:
@@ -52,7 +72,7 @@ def kernel_set_of(config: ResolvedConfig) -> KernelSet:
 class GraphCompiler:
     """Compiles the graphs of one model at one configuration; needs shapes only, no weights and no KV cache.
 
-    Args:
+    Attributes:
         model: what to compile.
         config: the resolved configuration.
         route: how to compile it.
@@ -70,15 +90,16 @@ class GraphCompiler:
         dtype: torch.dtype,
         num_blocks: int,
     ) -> None:
-        self._model = model
-        self._config = config
-        self._route = route
-        self._cache = cache
-        self._dtype = dtype
-        self._num_blocks = num_blocks
+        self.model = model
+        self.config = config
+        self.route = route
+        self.cache = cache
+        self.dtype = dtype
+        self.num_blocks = num_blocks
         self._kernels = kernel_set_of(config)
         self._versions = route.versions()
-        self._target = host_target() if config.cpu_mode else "neuron"
+        platform = route.target.platform
+        self._target = host_target() if platform == "cpu" else platform
 
     def compile(self, graph: GraphSpec, may_compile: bool = True) -> CompiledGraph:
         """The executable of a graph, from the cache if it is there.
@@ -92,71 +113,106 @@ class GraphCompiler:
         """
         start = time.monotonic()
         fingerprint = self.fingerprint(graph)
-        executable = self._load_indexed(fingerprint)
-        compiled_here = False
-        if executable is None:
+        kept = self._load_indexed(fingerprint, graph)
+        if kept is None:
             lowered = self.lower(graph)
-            key = graph_key(lowered.text(), self._route.name, self._versions, self._target)
+            key = self.key(lowered)
 
             def compile_now() -> tuple[Executable, bytes]:
-                nonlocal compiled_here
                 if not may_compile:
                     raise CompileForbiddenError(
-                        f"Graph {graph.name} of the {self._route.name} route is not in the compile cache (key {key}), "
-                        "and VLLM_NEURON_DISABLE_WARMUP_COMPILE=1 forbids compiling it. Compile once with the same "
-                        "configuration, versions and VLLM_CACHE_ROOT without that variable, or unset it."
+                        f"Graph {graph.name} of the {self.route.name} route is not in the compile cache (key "
+                        f"{key.digest}), and VLLM_NEURON_DISABLE_WARMUP_COMPILE=1 forbids compiling it. "
+                        f"{self.cache.why_missing(key, graph.name)} Compile once with the same configuration, "
+                        "versions and folders without that variable, or unset it."
                     )
-                compiled_here = True
+                if self.cache.reads_artifacts:
+                    logger.warning(
+                        "NEURON_COMPILED_ARTIFACTS=%s has no graph %s of this configuration, so it is compiled. %s",
+                        self.cache.folders.artifacts,
+                        graph.name,
+                        self.cache.why_missing(key, graph.name),
+                    )
                 executable = lowered.compile()
                 return executable, executable.save()
 
-            executable = self._cache.get_or_compile(key, graph.name, self._route.load, compile_now)
+            kept = self.cache.get_or_compile(key, graph.name, self.model.architecture, self.route.load, compile_now)
             if fingerprint is not None:
-                self._cache.note(fingerprint, key, graph.name)
-        return CompiledGraph(executable, not compiled_here, time.monotonic() - start)
+                self.cache.note(fingerprint, key.digest, graph.name)
+        return CompiledGraph(kept.value, kept.source, kept.manifest, time.monotonic() - start)
+
+    def is_cached(self, graph: GraphSpec) -> bool:
+        """Whether the cache is known to have a graph; found out without tracing it or reading its executable."""
+        fingerprint = self.fingerprint(graph)
+        key = self.cache.indexed_key(fingerprint) if fingerprint is not None else None
+        return key is not None and self.cache.has(key)
+
+    def key(self, lowered: Lowered) -> GraphKey:
+        """The cache key of a lowered graph."""
+        return graph_key(
+            lowered.text(),
+            lowered.arguments(),
+            self.route.name,
+            self._target,
+            self._versions,
+            {"tensor": self.config.tensor_parallel_size},
+            self.route.flags(),
+            self.route.modules,
+            lowered.kernel_packages(),
+        )
 
     def lower(self, graph: GraphSpec) -> Lowered:
         """The graph in the route's own representation; nothing is compiled."""
+        traced = self.trace(graph)
         with using(self._kernels):
-            traced = self._route.trace(graph.name, self._step(graph), *self._arguments(graph))
             return traced.lower()
+
+    def trace(self, graph: GraphSpec) -> Traced:
+        """The graph as it is captured, before the route's own lowering."""
+        with using(self._kernels):
+            return self.route.trace(graph.name, self._step(graph), *self._arguments(graph))
 
     def fingerprint(self, graph: GraphSpec) -> str | None:
         """Stands for everything that `lower` reads; None if that cannot be known without tracing."""
         traced = (
             graph,
-            self._model,
-            self._dtype,
-            self._num_blocks,
-            self._config.block_size,
+            self.model,
+            self.dtype,
+            self.num_blocks,
+            self.config.block_size,
+            self.config.tensor_parallel_size,
             self._kernels,
+            self.route.flags(),
         )
-        return trace_fingerprint(self._route.name, self._versions, self._target, traced)
+        return trace_fingerprint(self.route.name, self._versions, self._target, traced)
 
-    def _load_indexed(self, fingerprint: str | None) -> Executable | None:
-        key = self._cache.indexed_key(fingerprint) if fingerprint is not None else None
-        return self._cache.fetch(key, self._route.load) if key is not None else None
+    def _load_indexed(self, fingerprint: str | None, graph: GraphSpec) -> Kept[Executable] | None:
+        key = self.cache.indexed_key(fingerprint) if fingerprint is not None else None
+        kept = self.cache.fetch(key, self.route.load) if key is not None else None
+        if kept is not None and fingerprint is not None and key is not None:
+            # A tier that was just given the entry is told what leads to it, too.
+            self.cache.note(fingerprint, key, graph.name)
+        return kept
 
     def _step(self, graph: GraphSpec) -> Callable[..., Any]:
-        return partial(_prompt_logits_step, self._model) if graph.kind == "prompt_logits" else self._model.step
+        return partial(_prompt_logits_step, self.model) if graph.kind == "prompt_logits" else self.model.step
 
     def _arguments(self, graph: GraphSpec) -> tuple[Weights, KVCache, Any]:
         """Weights, KV cache and inputs of a graph as meta tensors: shapes, strides and dtypes, no memory."""
-        table = self._model.weight_table
+        table = self.model.weight_table
         weights = {
-            name: torch.empty(spec.shape, dtype=spec.dtype or self._dtype, device="meta")
-            for name, spec in table.items()
+            name: torch.empty(spec.shape, dtype=spec.dtype or self.dtype, device="meta") for name, spec in table.items()
         }
-        weights |= {name: _to_meta(tensor) for name, tensor in self._model.constants.items()}
+        weights |= {name: _to_meta(tensor) for name, tensor in self.model.constants.items()}
         if graph.kind == "prompt_logits":
-            hidden = torch.empty(graph.tokens, self._model.hidden_size, dtype=self._dtype, device="meta")
+            hidden = torch.empty(graph.tokens, self.model.hidden_size, dtype=self.dtype, device="meta")
             return weights, [], hidden
-        shapes = layer_shapes(self._model.kv_layers, self._num_blocks, self._config.block_size)
+        shapes = layer_shapes(self.model.kv_layers, self.num_blocks, self.config.block_size)
         kv_cache = [
-            (torch.empty(s, dtype=self._dtype, device="meta"), torch.empty(s, dtype=self._dtype, device="meta"))
+            (torch.empty(s, dtype=self.dtype, device="meta"), torch.empty(s, dtype=self.dtype, device="meta"))
             for s in shapes
         ]
-        builder = InputBuilder(graph, self._config.block_size, num_groups(self._model.kv_layers))
+        builder = InputBuilder(graph, self.config.block_size, num_groups(self.model.kv_layers))
         return weights, kv_cache, pytree.tree_map(_to_meta, builder.build(()))
 
 

@@ -4,15 +4,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.compiler import CompileForbiddenError, GraphCompiler
+from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler
 from vllm_neuron.engine.graphs import GraphSpec, decode_graph, list_graphs, prefill_graph, prompt_logits_graph
 from vllm_neuron.engine.inputs import InputBuilder, Row
+from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
 from vllm_neuron.models.model import Model, StepOutputs
@@ -27,7 +29,7 @@ class GraphStatistics:
     """What became of the graphs.
 
     Attributes:
-        compiled: graphs compiled by this process.
+        compiled: graphs compiled by this start, whether by this process or by its own compile workers.
         cached: graphs that came from the compile cache.
         compiles_after_warmup: compilations that a step asked for; anything but 0 is a fault.
         seconds: per graph name, time until it was ready.
@@ -95,18 +97,23 @@ class GraphExecutor:
     def warm_up(self, report: Report | None = None) -> None:
         """Make every graph of the list ready and run each once on padding only; afterwards no step compiles.
 
+        Graphs that are not in the cache are compiled by this process one after the other, which costs least as long as
+        each takes seconds. If the number of compile workers or the compile timeout is set, they are compiled first, in
+        other processes; see `precompiled`.
+
         Args:
             report: is told of each graph; by default a progress bar on a terminal and log lines elsewhere.
 
         Raises:
             CompileForbiddenError: a graph is not in the cache and VLLM_NEURON_DISABLE_WARMUP_COMPILE is set.
+            JobFailedError: a process could not compile a graph, or took too long.
         """
         start = time.monotonic()
-        if report is None:
-            with warm_up_progress(len(self.graphs)) as report:
-                self._warm_up(report)
-        else:
-            self._warm_up(report)
+        with (
+            precompiled(self._graph_compiler, self.graphs, report) as compile_graph,
+            warm_up_progress(len(self.graphs)) if report is None else nullcontext(report) as show,
+        ):
+            self._warm_up(compile_graph, show)
         logger.info(
             "Warm-up: %d graphs ready in %.1f s (%d from the cache, %d compiled)",
             len(self.graphs),
@@ -115,17 +122,17 @@ class GraphExecutor:
             self.statistics.compiled,
         )
 
-    def _warm_up(self, report: Report) -> None:
+    def _warm_up(self, compile_graph: Compile, report: Report) -> None:
         for index, graph in enumerate(self.graphs, start=1):
+            compiled = self._make_ready(graph, compile_graph)
             start = time.monotonic()
-            cached = self._make_ready(graph)
             if graph.kind == "prompt_logits":
                 self._hidden_to_logits(graph)
             else:
                 self._step(graph, ())
-            seconds = time.monotonic() - start
+            seconds = compiled.seconds + time.monotonic() - start
             self.statistics.seconds[graph.name] = seconds
-            report(GraphReady(graph.name, index, len(self.graphs), seconds, cached))
+            report(GraphReady(graph.name, index, len(self.graphs), seconds, compiled.source))
 
     def run_prefill(self, row: Row) -> StepOutputs:
         """Compute many tokens of one request.
@@ -189,17 +196,21 @@ class GraphExecutor:
             self._compile_late(graph)
         return self._executables[graph]
 
-    def _make_ready(self, graph: GraphSpec) -> bool:
-        """Load or compile a graph; returns whether it came from the cache."""
+    @property
+    def _graph_compiler(self) -> GraphCompiler:
         if self._compiler is None:
             raise RuntimeError("allocate_kv_cache must come before any graph is compiled: its size is part of a graph")
-        compiled = self._compiler.compile(graph, may_compile=not self._config.disable_warmup_compile)
+        return self._compiler
+
+    def _make_ready(self, graph: GraphSpec, compile_graph: Compile) -> CompiledGraph:
+        """Load or compile a graph, and count it."""
+        compiled = compile_graph(graph)
         self._executables[graph] = compiled.executable
-        if compiled.cached:
-            self.statistics.cached += 1
-        else:
+        if compiled.source == "compiled":
             self.statistics.compiled += 1
-        return compiled.cached
+        else:
+            self.statistics.cached += 1
+        return compiled
 
     def _compile_late(self, graph: GraphSpec) -> None:
         """A step asks for a graph that no warm-up has made ready: count it, say it, and in strict mode refuse."""
@@ -211,4 +222,4 @@ class GraphExecutor:
                 "VLLM_NEURON_DISABLE_WARMUP_COMPILE=1 forbids compiling while serving."
             )
         logger.warning("Compiling %s while serving: warm-up has not made it ready", shape)
-        self._make_ready(graph)
+        self._make_ready(graph, self._graph_compiler.compile)

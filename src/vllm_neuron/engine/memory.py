@@ -33,8 +33,12 @@ def kv_budget_on_cpu(config: ResolvedConfig, host_available: int, local_workers:
 
 def kv_budget_on_neuron(config: ResolvedConfig, model: Model, dtype: torch.dtype, total_hbm: int) -> KVBudget:
     """Budget of one worker on a device with ``total_hbm`` bytes. Weights are counted from the model's table."""
-    weights = sum(spec.num_bytes(dtype) for spec in model.weight_table.values())
-    return neuron_budget(total_hbm, weights, budget_policy(config))
+    return neuron_budget(total_hbm, weight_bytes(model, dtype), budget_policy(config))
+
+
+def weight_bytes(model: Model, dtype: torch.dtype) -> int:
+    """Bytes that the weights of a model take when it is served in ``dtype``."""
+    return sum(spec.num_bytes(dtype) for spec in model.weight_table.values())
 
 
 def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, budget: KVBudget) -> int:
@@ -53,25 +57,47 @@ def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, bud
     per_block = block_bytes(model.kv_layers, config.block_size, dtype)
     blocks = config.num_gpu_blocks_override
     if blocks is not None:
-        require_blocks_for_one_request(blocks, config.block_size, config.max_model_len)
-        if blocks * per_block > budget.without_reserve:
+        num_bytes = bytes_set_by_hand(config, model, dtype, blocks)
+        if num_bytes > budget.without_reserve:
             raise KVBudgetError(
-                f"num_gpu_blocks_override={blocks} takes {blocks * per_block / GIB:.3f} GiB, and only "
+                f"num_gpu_blocks_override={blocks} takes {num_bytes / GIB:.3f} GiB, and only "
                 f"{budget.without_reserve / GIB:.3f} GiB are there for a worker. Set it to "
                 f"{budget.without_reserve // per_block} or less, or leave it unset."
             )
-        return blocks * per_block
+        return num_bytes
     require_one_request(budget, per_block, config.block_size, config.max_model_len)
     num_bytes, reason = budget.num_bytes, ""
     if config.cpu_mode:
-        one_request = (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
-        num_bytes = steady(num_bytes, max(one_request, round(config.kv_minimum_gib * GIB)))
-        plenty = CPU_CACHE_MULTIPLE * config.max_num_seqs * one_request
-        if config.kv_headroom_gib is None and plenty < num_bytes:
+        num_bytes = steady(num_bytes, max(_one_request(config, per_block), round(config.kv_minimum_gib * GIB)))
+        plenty = plenty_on_cpu(config, model, dtype)
+        if plenty is not None and plenty < num_bytes:
             num_bytes = plenty
             reason = f", limited to {CPU_CACHE_MULTIPLE} times what max_num_seqs={config.max_num_seqs} requests can use"
     logger.info("KV cache: %.3f GiB per worker, from %s%s", num_bytes / GIB, budget.formula, reason)
     return num_bytes
+
+
+def bytes_set_by_hand(config: ResolvedConfig, model: Model, dtype: torch.dtype, blocks: int) -> int:
+    """Bytes of ``blocks`` blocks, set with num_gpu_blocks_override, whether or not there is memory for them.
+
+    Raises:
+        KVBudgetError: too few for one request of max_model_len.
+    """
+    require_blocks_for_one_request(blocks, config.block_size, config.max_model_len)
+    return blocks * block_bytes(model.kv_layers, config.block_size, dtype)
+
+
+def plenty_on_cpu(config: ResolvedConfig, model: Model, dtype: torch.dtype) -> int | None:
+    """Bytes that the KV cache never exceeds in CPU mode; None where a headroom asks for all there is."""
+    if config.kv_headroom_gib is not None:
+        return None
+    per_block = block_bytes(model.kv_layers, config.block_size, dtype)
+    return CPU_CACHE_MULTIPLE * config.max_num_seqs * _one_request(config, per_block)
+
+
+def _one_request(config: ResolvedConfig, per_block: int) -> int:
+    """Bytes of one request of max_model_len tokens, the null block included."""
+    return (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
 
 
 def budget_policy(config: ResolvedConfig) -> BudgetPolicy:

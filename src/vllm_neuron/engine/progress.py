@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vllm_neuron.compilation.cache import Source
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,31 +24,67 @@ class GraphReady:
         index: how many graphs are ready now, this one included.
         total: how many there are.
         seconds: time it took.
-        cached: it came from the compile cache.
+        source: a tier of the compile cache that it came from, or "compiled".
     """
 
     name: str
     index: int
     total: int
     seconds: float
-    cached: bool
+    source: Source
 
     def __str__(self) -> str:
-        source = "cache hit" if self.cached else "compiled"
+        source = self.source if self.source == "compiled" else f"{self.source} cache hit"
         return f"Graph {self.index} of {self.total}: {self.name} ready in {self.seconds:.2f} s ({source})"
 
 
-Report = Callable[[GraphReady], None]
-"""Is told of each graph as it becomes ready."""
+@dataclass(frozen=True)
+class GraphCompiled:
+    """One graph has been compiled ahead, by a process of its own; it is in the cache and has yet to be loaded.
+
+    Attributes:
+        name: the graph's name.
+        index: how many graphs are compiled now, this one included.
+        total: how many are compiled ahead.
+        seconds: time it took.
+        source: "compiled", or the tier of the cache that another process put it into meanwhile.
+    """
+
+    name: str
+    index: int
+    total: int
+    seconds: float
+    source: Source
+
+    def __str__(self) -> str:
+        found = "" if self.source == "compiled" else f" ({self.source} cache hit)"
+        return f"Compiled {self.index} of {self.total}: {self.name} in {self.seconds:.1f} s{found}"
+
+
+Report = Callable[[GraphReady | GraphCompiled], None]
+"""Is told of each graph as it becomes ready, and before that of those that are compiled ahead."""
 
 
 @contextmanager
 def warm_up_progress(total: int) -> Iterator[Report]:
     """A progress bar with a line per graph on a terminal, log lines elsewhere."""
+    with _progress("Warming up", total) as report:
+        yield report
+
+
+@contextmanager
+def compile_progress(total: int) -> Iterator[Report]:
+    """The same for graphs that are compiled ahead."""
+    with _progress("Compiling", total) as report:
+        yield report
+
+
+@contextmanager
+def _progress(doing: str, total: int) -> Iterator[Report]:
     if not sys.stderr.isatty():
-        yield lambda ready: logger.info("%s", ready)
+        yield lambda graph: logger.info("%s", graph)
         return
-    columns = (TextColumn("Warming up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # A stream of our own: vLLM prefixes everything its processes write to sys.stderr, which would tear the bar apart.
     with (
         os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal,
@@ -54,8 +92,8 @@ def warm_up_progress(total: int) -> Iterator[Report]:
     ):
         task = progress.add_task("graphs", total=total)
 
-        def report(ready: GraphReady) -> None:
-            progress.console.print(str(ready), highlight=False)
-            progress.update(task, completed=ready.index)
+        def report(graph: GraphReady | GraphCompiled) -> None:
+            progress.console.print(str(graph), highlight=False)
+            progress.update(task, completed=graph.index)
 
         yield report

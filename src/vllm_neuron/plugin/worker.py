@@ -17,14 +17,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_neuron import envs
-from vllm_neuron.compilation.cache import CompileCache, local_cache_root
 from vllm_neuron.config import effective_report, log_notices
+from vllm_neuron.engine.compiler import open_cache
 from vllm_neuron.engine.executor import GraphExecutor
-from vllm_neuron.engine.memory import kv_budget_on_cpu, kv_budget_on_neuron, kv_cache_bytes
-from vllm_neuron.kv_cache.budget import host_memory_available
+from vllm_neuron.engine.memory import kv_cache_bytes
 from vllm_neuron.models.registry import build_model
-from vllm_neuron.plugin.hardware import device_memory_per_core
+from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
+from vllm_neuron.plugin.memory import kv_budget
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
@@ -55,11 +55,17 @@ class NeuronWorker(WorkerBase):
         """Report the configuration, check the route, and make vLLM's process groups.
 
         Raises:
-            RuntimeError: the compile route does not work here.
+            RuntimeError: the compile route does not work here, or this machine only compiles.
         """
         logger.info("%s", effective_report(self.config, envs.effective()))
         log_notices(self.config)
-        self.route = select_route(self.config.backend, self.config.cpu_mode)
+        if self.config.cpu_compile:
+            raise RuntimeError(
+                f"VLLM_NEURON_CPU_COMPILE=1 compiles for {self.config.platform_target} and cannot serve. Run "
+                f"vllm-neuron compile {self.model_config.model} with the same flags to compile all graphs, and serve "
+                "them on a machine with Neuron devices."
+            )
+        self.route = select_route(self.config.backend, compile_target(self.config))
         probe = self.route.probe()
         if not probe.works:
             raise RuntimeError(f"VLLM_NEURON_BACKEND={self.config.backend} does not work here: {probe.reason}")
@@ -81,9 +87,9 @@ class NeuronWorker(WorkerBase):
 
         Raises:
             CheckpointError: the checkpoint is not readable, or does not fit the model.
+            ArtifactsError: NEURON_COMPILED_ARTIFACTS is no folder of compiled graphs.
         """
-        root = None if self.config.disable_compile_cache else local_cache_root()
-        cache = CompileCache(root, self.route.name, self.route.versions())
+        cache = open_cache(self.config, self.route)
         weights = load_model_weights(self.vllm_config, self.model)
         dtype = model_dtype(self.vllm_config)
         self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
@@ -100,12 +106,8 @@ class NeuronWorker(WorkerBase):
         Raises:
             KVBudgetError: too little memory for the configured minimum or for one request.
         """
-        dtype = model_dtype(self.vllm_config)
-        if self.config.cpu_mode:
-            budget = kv_budget_on_cpu(self.config, host_memory_available(), self.parallel_config.local_world_size)
-        else:
-            budget = kv_budget_on_neuron(self.config, self.model, dtype, device_memory_per_core())
-        return kv_cache_bytes(self.config, self.model, dtype, budget)
+        budget = kv_budget(self.vllm_config, self.model, weights_loaded=True)
+        return kv_cache_bytes(self.config, self.model, model_dtype(self.vllm_config), budget)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache."""

@@ -1,0 +1,46 @@
+"""A server on a machine that has never compiled anything, but was given the graphs (CCH-1)."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.harness import BIN, MODEL_NAME, clean_environment, serving
+
+ARGS = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "2", "--max-num-batched-tokens", "128")
+NUM_GRAPHS = 1 + 2 + 1  # token buckets, batch buckets, prompt logits
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "tier"),
+    [
+        ("neuron_native", "NEURON_COMPILED_ARTIFACTS", "artifacts"),
+        ("vllm_neuron", "NEURON_LIBTORCH_REMOTE_CACHE", "remote"),
+    ],
+)
+def test_server_finds_what_was_compiled_elsewhere(
+    backend: str, variable: str, tier: str, tiny: Path, tmp_path: Path
+) -> None:
+    """The number of KV blocks is left to both: they must come to the same."""
+    shared, here, there = (tmp_path / name for name in ("shared", "here", "there"))
+    # The torch form of every operation: an empty cache has no built kernels either.
+    env = {variable: str(shared), "VLLM_NEURON_DISABLE_NKI_KERNELS": "1"}
+    ours = {"VLLM_NEURON_BACKEND": backend, "VLLM_NEURON_CPU_MODE": "1", "VLLM_CACHE_ROOT": str(there)}
+    compiled = subprocess.run(
+        [BIN / "vllm-neuron", "compile", tiny, *ARGS, "--served-model-name", MODEL_NAME, "--port", "8000"],
+        env={**clean_environment(), **ours, **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    assert compiled.stdout.splitlines()[-1] == f"graphs: {NUM_GRAPHS}, compiled: {NUM_GRAPHS}, cached: 0"
+
+    strict = {**env, "VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    with serving(tiny, backend, tmp_path, here, args=ARGS, config=None, env=strict) as server:
+        assert server.text().count(f"({tier} cache hit)") == NUM_GRAPHS
+        statistics = server.rpc("graph_statistics")
+        assert (statistics["compiled"], statistics["cached"]) == (0, NUM_GRAPHS)
+        answer = server.client.completions.create(model=MODEL_NAME, prompt="abc", max_tokens=3, temperature=0)
+        assert answer.usage.completion_tokens == 3
+        assert server.rpc("graph_statistics")["compiles_after_warmup"] == 0
