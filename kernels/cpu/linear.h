@@ -60,30 +60,33 @@ inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, floa
     vec::sum4(out[m], (vec::F)sums[m][0], (vec::F)sums[m][1], (vec::F)sums[m][2], (vec::F)sums[m][3]);
   });
 }
-#elif defined(__AVX2__)
-// Elements at even and odd places are multiplied apart, so that one instruction each makes floats of them.
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define PAIRED_HALVES
+// Sixteen bfloat16, the first of each pair in the low half of a word; zero beyond the first n.
+inline __m256i pairs(const c10::BFloat16* p, int64_t n) {
+  if (n >= 16) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  alignas(32) uint16_t buffer[16] = {};
+  std::memcpy(buffer, p, n * sizeof *buffer);
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(buffer));
+}
+
+// The floats at even places and at odd places, an instruction each.
+inline vec::F even(__m256i pairs) { return (vec::F)_mm256_slli_epi32(pairs, 16); }
+inline vec::F odd(__m256i pairs) { return (vec::F)_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))); }
+
 template <int ROWS, bool FIRST>
 inline void tile(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K, float (*out)[kWide]) {
-  const auto bits = [](const c10::BFloat16* p, int64_t n) ALWAYS_INLINE {
-    if (n >= 16) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    alignas(32) uint16_t buffer[16] = {};
-    std::memcpy(buffer, p, n * sizeof *buffer);
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(buffer));
-  };
-  const __m256i high = _mm256_set1_epi32(int(0xffff0000));
-  const auto even = [](__m256i pairs) ALWAYS_INLINE { return (vec::F)_mm256_slli_epi32(pairs, 16); };
-  const auto odd = [&](__m256i pairs) ALWAYS_INLINE { return (vec::F)_mm256_and_si256(pairs, high); };
   vec::F sums[ROWS][kWide] = {};
   for (int64_t k = 0; k < K; k += 16) {
     vec::F row[ROWS][2];
     vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
-      const __m256i pairs = bits(x + m * K + k, K - k);
-      row[m][0] = even(pairs), row[m][1] = odd(pairs);
+      const __m256i halves = pairs(x + m * K + k, K - k);
+      row[m][0] = even(halves), row[m][1] = odd(halves);
     });
     vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
-      const __m256i pairs = bits(w + n * K + k, K - k);
+      const __m256i halves = pairs(w + n * K + k, K - k);
       if (FIRST) _mm_prefetch(reinterpret_cast<const char*>(w + (n + kAhead * kWide) * K + k), _MM_HINT_T1);
-      const vec::F first = even(pairs), second = odd(pairs);
+      const vec::F first = even(halves), second = odd(halves);
       vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { sums[m][n] += row[m][0] * first; });
       vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { sums[m][n] += row[m][1] * second; });
     });
@@ -103,18 +106,35 @@ void columns(const T* x, const T* w, const T* bias, T* y, int64_t N, int64_t K, 
   }
 }
 
+// The products of two rows, added up in the order of `tile`.
+template <class T>
+inline float dot(const T* x, const T* w, int64_t K) {
+  vec::F sums{};
+  for (int64_t k = 0; k < K; k += vec::kLanes) {
+    const int64_t left = std::min(vec::kLanes, K - k);
+    sums += vec::load(x + k, left) * vec::load(w + k, left);
+  }
+  return vec::sum(sums);
+}
+
+#if defined(PAIRED_HALVES)
+inline float dot(const c10::BFloat16* x, const c10::BFloat16* w, int64_t K) {
+  vec::F sums{};
+  for (int64_t k = 0; k < K; k += 16) {
+    const __m256i a = pairs(x + k, K - k), b = pairs(w + k, K - k);
+    sums += even(a) * even(b);
+    sums += odd(a) * odd(b);
+  }
+  return vec::sum(sums);
+}
+#endif
+
 // Up to three columns that are left over when 4 does not divide N.
 template <class T>
 void leftover(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K, int64_t n) {
   for (; n < N; n++)
-    for (int64_t m = 0; m < M; m++) {
-      vec::F sums{};
-      for (int64_t k = 0; k < K; k += vec::kLanes) {
-        const int64_t left = std::min(vec::kLanes, K - k);
-        sums += vec::load(x + m * K + k, left) * vec::load(w + n * K + k, left);
-      }
-      y[m * N + n] = T(vec::sum(sums) + (bias ? float(bias[n]) : 0.0f));
-    }
+    for (int64_t m = 0; m < M; m++)
+      y[m * N + n] = T(dot(x + m * K, w + n * K, K) + (bias ? float(bias[n]) : 0.0f));
 }
 
 template <class T>
@@ -145,12 +165,35 @@ constexpr bool widens() {
 #endif
 }
 
+// Floats that a row of halves becomes. They are put in the order in which `tile` multiplies the halves themselves, so that
+// the result of a row does not depend on how many others there are.
+template <class T>
+int64_t wide_size(int64_t count) {
+  return count;
+}
+
 template <class T>
 void widen(const T* from, float* to, int64_t count) {
   int64_t i = 0;
   for (; i + vec::kLanes <= count; i += vec::kLanes) vec::store(to + i, vec::load(from + i));
   if (i < count) vec::store(to + i, vec::load(from + i, count - i), count - i);
 }
+
+#if defined(PAIRED_HALVES)
+template <>
+inline int64_t wide_size<c10::BFloat16>(int64_t count) {
+  return (count + 15) / 16 * 16;
+}
+
+template <>
+inline void widen(const c10::BFloat16* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m256i halves = pairs(from + i, count - i);
+    vec::store(to + i, even(halves));
+    vec::store(to + i + 8, odd(halves));
+  }
+}
+#endif
 
 // Any number of rows, in float32. Tiles of w are widened in turn, each for as many rows of x as the second-level cache
 // holds.
@@ -160,21 +203,22 @@ void widened(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, 
   using Tile = void (*)(const float*, const float*, int64_t, float (*)[kWide]);
   constexpr Tile kernels[] = {tile<1, false, float>, tile<2, false, float>, tile<3, false, float>,
                               tile<4, false, float>, tile<5, false, float>, tile<6, false, float>};
-  const std::unique_ptr<float[]> rows(new float[M * K]);
-  parallel::loop(M, double(K) * 2e-4, [&](int64_t m) { widen(x + m * K, &rows[m * K], K); });
-  const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * K * kMaxRows)) * kMaxRows;
+  const int64_t size = wide_size<T>(K);
+  const std::unique_ptr<float[]> rows(new float[M * size]);
+  parallel::loop(M, double(K) * 2e-4, [&](int64_t m) { widen(x + m * K, &rows[m * size], K); });
+  const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * size * kMaxRows)) * kMaxRows;
   const int64_t blocks = (M + block - 1) / block, tiles = (N + kWide - 1) / kWide;
   parallel::loop(blocks * tiles, double(K) * (4e-4 + 1e-4 * double(std::min(M, block))), [&](int64_t i) {
     const int64_t n = i % tiles * kWide, count = std::min<int64_t>(kWide, N - n);
     const int64_t begin = i / tiles * block, end = std::min(M, begin + block);
     thread_local std::vector<float> columns;
-    columns.resize(kWide * K);
-    widen(w + n * K, columns.data(), count * K);
+    columns.resize(kWide * size);
+    for (int64_t c = 0; c < count; c++) widen(w + (n + c) * K, &columns[c * size], K);
     for (int64_t k = 0; k < kWide * K; k += 64 / sizeof(T)) __builtin_prefetch(w + (n + kWide) * K + k, 0, 2);
     for (int64_t m = begin; m < end; m += kMaxRows) {
       const int64_t here = std::min<int64_t>(kMaxRows, end - m);
       float sums[kMaxRows][kWide];
-      kernels[here - 1](&rows[m * K], columns.data(), K, sums);
+      kernels[here - 1](&rows[m * size], columns.data(), size, sums);
       for (int64_t r = 0; r < here; r++) {
         if (bias)
           for (int64_t c = 0; c < count; c++) sums[r][c] += float(bias[n + c]);

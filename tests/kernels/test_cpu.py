@@ -74,6 +74,15 @@ def test_linear_of_a_row_does_not_depend_on_its_batch(dtype: torch.dtype) -> Non
 
 
 @every_dtype
+@pytest.mark.parametrize("inputs", [64, 90, 100, 107])
+def test_linear_of_a_row_does_not_depend_on_its_batch_whatever_the_width(inputs: int, dtype: torch.dtype) -> None:
+    x, weight = random(9, inputs, dtype=dtype), random(11, inputs, dtype=dtype, seed=1)
+    together = ops.linear(x, weight)
+    for rows in (1, 2, 3, 4):
+        assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
+
+
+@every_dtype
 def test_linear_of_strided_rows(dtype: torch.dtype) -> None:
     x, weight = random(4, 96, dtype=dtype)[:, 32:], random(10, 64, dtype=dtype, seed=1)
     check(ops.linear(x, weight), linear_torch.linear(x, weight))

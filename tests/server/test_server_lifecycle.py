@@ -39,7 +39,7 @@ def test_server_sigterm_ends_everything_while_it_decodes(backend: str, tiny: Pat
         assert failed(pending.result(5))
 
 
-@pytest.mark.parametrize("victim", ["api server", "engine"])
+@pytest.mark.parametrize(("backend", "victim"), [*zip(BACKENDS, ["engine", "api server"], strict=True)])
 def test_server_killed_while_it_decodes(backend: str, victim: str, tiny: Path, cache: Path, tmp_path: Path) -> None:
     """kill -9: no process after ten seconds, and a restart finds every graph in the cache and no lock held."""
     server = launch(tiny, backend, tmp_path, cache)

@@ -47,7 +47,7 @@ def test_server_more_clients_than_slots_keep_the_batch_full(server: Server) -> N
     # In batches of four, 32 requests of 63 decode steps each would be 504 steps.
     assert all(steps[more] <= 1.1 * steps[3] for more in (4, 5, 16)), (steps, full)
     assert steps[16] <= 1.5 * 504, (steps, full)
-    assert full[16] >= 0.7 * steps[16], (steps, full)
+    assert full[16] >= 0.5 * steps[16], (steps, full)
 
 
 def test_server_late_short_request_is_not_starved_by_long_ones(server: Server) -> None:
