@@ -21,7 +21,7 @@ def mounts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "kind"),
-    [("/", "ext4"), ("/home/x", "ext4"), ("/shared", "nfs4"), ("/shared/a/b", "nfs4"), ("/shared/scratch/a", "xfs")],
+    [("/", "ext4"), ("/var/x", "ext4"), ("/shared", "nfs4"), ("/shared/a/b", "nfs4"), ("/shared/scratch/a", "xfs")],
 )
 def test_the_innermost_mount_counts(folder: str, kind: str) -> None:
     assert file_system(Path(folder)) == kind
