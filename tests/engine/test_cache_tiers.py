@@ -78,6 +78,15 @@ def test_a_damaged_entry_elsewhere_is_named_once_and_left_alone(
     assert blob.read_bytes() == b"graph:2"
 
 
+@pytest.mark.parametrize("tier", ["artifacts", "remote"])
+def test_what_another_machine_is_writing_is_left_alone(tmp_path: Path, tier: TierName) -> None:
+    """Its writers hold locks of their own machines only."""
+    writing = tmp_path / tier / "neuron_native" / f".{KEY.digest}.of-another-machine"
+    writing.mkdir(parents=True)
+    assert kept(cache_in(tmp_path, *TIERS), Compiler()).source == "compiled"
+    assert writing.is_dir()
+
+
 def test_entries_that_were_swapped_are_told_apart_by_their_manifests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

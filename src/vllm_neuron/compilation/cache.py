@@ -228,6 +228,7 @@ class CompileCache:
         lock = FileLock(lock_folder(self._local.store.folder) / f"{key}.lock")
         if self._attempt(self._local, self._acquire, lock, graph):
             try:
+                self._attempt(self._local, self._local.store.remove_leftovers, key)
                 yield
             finally:
                 lock.release()

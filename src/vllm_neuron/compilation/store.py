@@ -160,7 +160,6 @@ class EntryStore:
     def write(self, entry: Entry) -> None:
         """Add an entry. If another process added the same one meanwhile, that one stays."""
         key = entry.manifest.key
-        self._remove_leftovers(key)
         self.folder.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=self.folder))
         try:
@@ -184,6 +183,14 @@ class EntryStore:
                 (self.folder / key).rename(aside / "entry")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+    def remove_leftovers(self, key: str) -> None:
+        """Remove what processes that died while writing this entry have left.
+
+        Only for a folder whose writers all hold the entry's lock, as the caller does: another may be writing it else.
+        """
+        for leftover in self.folder.glob(f".{key}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def entries(self) -> Iterator[Found]:
         """Everything in the folder that is or should be an entry, and what is foreign, in the order of names."""
@@ -234,11 +241,6 @@ class EntryStore:
             os.replace(aside, index / fingerprint)
         finally:
             Path(aside).unlink(missing_ok=True)
-
-    def _remove_leftovers(self, key: str) -> None:
-        """What processes that died while writing this entry have left; the caller holds the entry's lock."""
-        for leftover in self.folder.glob(f".{key}.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _found(path: Path, manifest: Manifest | None) -> Found:
