@@ -18,12 +18,11 @@ from rich.markup import escape
 
 from vllm_neuron import envs
 from vllm_neuron.cli.errors import CommandError
-from vllm_neuron.cli.tables import GB, SHOWN_DIGITS, megabytes, new_table
+from vllm_neuron.cli.tables import FEWEST_DIGITS, GB, SHOWN_DIGITS, megabytes, new_table
 from vllm_neuron.compilation.artifacts import MARK
 from vllm_neuron.compilation.cache import local_cache_root
 from vllm_neuron.compilation.store import CorruptEntryError, EntryStore, Found
 
-FEWEST_DIGITS = 6
 LEFTOVER_SECONDS = 3600
 """What is younger than this may still be written to."""
 

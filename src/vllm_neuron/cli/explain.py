@@ -11,12 +11,11 @@ from rich.markup import escape
 
 from vllm_neuron import envs
 from vllm_neuron.cli.errors import CommandError
-from vllm_neuron.cli.tables import SHOWN_DIGITS, megabytes, new_table
+from vllm_neuron.cli.tables import FEWEST_DIGITS, SHOWN_DIGITS, megabytes, new_table
 from vllm_neuron.compilation.cache import local_cache_root
 from vllm_neuron.compilation.explain import nearest
 from vllm_neuron.compilation.store import EntryStore, Manifest
 
-FEWEST_DIGITS = 6
 _SHOWN_ARGUMENTS = 3
 
 

@@ -8,6 +8,8 @@ _WIDE = 200
 MB, GB = 10**6, 10**9
 SHOWN_DIGITS = 12
 """Of a key: enough to tell any two apart, and to name one on a command line."""
+FEWEST_DIGITS = 6
+"""Of a key that a command takes for it."""
 
 
 def result_console() -> Console:

@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class GraphReady:
-    """One graph is ready to run.
+class GraphEvent:
+    """Something has happened to one graph of several.
 
     Attributes:
         name: the graph's name.
-        index: how many graphs are ready now, this one included.
-        total: how many there are.
+        index: how many graphs it has happened to now, this one included.
+        total: how many it happens to.
         seconds: time it took.
-        source: a tier of the compile cache that it came from, or "compiled".
+        source: a tier of the compile cache that the graph came from, or "compiled".
     """
 
     name: str
@@ -32,36 +32,25 @@ class GraphReady:
     total: int
     seconds: float
     source: Source
+
+
+class GraphReady(GraphEvent):
+    """One graph is ready to run."""
 
     def __str__(self) -> str:
         source = self.source if self.source == "compiled" else f"{self.source} cache hit"
         return f"Graph {self.index} of {self.total}: {self.name} ready in {self.seconds:.2f} s ({source})"
 
 
-@dataclass(frozen=True)
-class GraphCompiled:
-    """One graph has been compiled ahead, by a process of its own; it is in the cache and has yet to be loaded.
-
-    Attributes:
-        name: the graph's name.
-        index: how many graphs are compiled now, this one included.
-        total: how many are compiled ahead.
-        seconds: time it took.
-        source: "compiled", or the tier of the cache that another process put it into meanwhile.
-    """
-
-    name: str
-    index: int
-    total: int
-    seconds: float
-    source: Source
+class GraphCompiled(GraphEvent):
+    """One graph has been compiled ahead, by a process of its own; it is in the cache and has yet to be loaded."""
 
     def __str__(self) -> str:
         found = "" if self.source == "compiled" else f" ({self.source} cache hit)"
         return f"Compiled {self.index} of {self.total}: {self.name} in {self.seconds:.1f} s{found}"
 
 
-Report = Callable[[GraphReady | GraphCompiled], None]
+Report = Callable[[GraphEvent], None]
 """Is told of each graph as it becomes ready, and before that of those that are compiled ahead."""
 
 
@@ -92,7 +81,7 @@ def _progress(doing: str, total: int) -> Iterator[Report]:
     ):
         task = progress.add_task("graphs", total=total)
 
-        def report(graph: GraphReady | GraphCompiled) -> None:
+        def report(graph: GraphEvent) -> None:
             progress.console.print(str(graph), highlight=False)
             progress.update(task, completed=graph.index)
 
