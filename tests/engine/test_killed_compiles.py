@@ -1,4 +1,8 @@
-"""kill -9 while graphs are compiled and stored: whatever the moment, the next start is right."""
+"""kill -9 while graphs are compiled and stored: whatever the moment, the next start is right.
+
+Moments are counted in calls that the code of compilation/ makes, not in seconds: so they spread over all stages of
+compiling and storing on any machine, however loaded.
+"""
 
 import subprocess
 import sys
@@ -7,9 +11,10 @@ from pathlib import Path
 MOMENTS = 20
 
 PROGRAM = f"""
-import os, random, signal, sys, time
+import os, random, signal, sys
 from pathlib import Path
 import torch
+from vllm_neuron import compilation
 from tests.engine.fixtures import NUM_BLOCKS, SMALL, tiny_model
 from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.compilation.store import EntryStore
@@ -29,25 +34,38 @@ def compile_all(root):
     return [compiler.compile(graph) for graph in graphs], cache
 
 
-def in_a_child(work):
-    child = os.fork()
-    if child == 0:
+def calls_counted(work, last=None):
+    # How many calls to and from the code of compilation/ `work` makes; this process is killed at number `last`.
+    (folder,) = compilation.__path__
+    count = 0
+
+    def count_calls(frame, event, _):
+        nonlocal count
+        if event in ("call", "c_call") and frame.f_code.co_filename.startswith(folder):
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count_calls)
+    try:
         work()
-        os._exit(0)
-    return child
+    finally:
+        sys.setprofile(None)
+    return count
 
 
-compile_all(Path(sys.argv[1]) / "first")
-start = time.monotonic()
-reference, _ = compile_all(Path(sys.argv[1]) / "again")
-whole = time.monotonic() - start
+reference, _ = compile_all(Path(sys.argv[1]) / "first")
+calls = calls_counted(lambda: compile_all(Path(sys.argv[1]) / "again"))
 rng = random.Random(0)
 for number in range({MOMENTS}):
     root = Path(sys.argv[1]) / str(number)
-    child = in_a_child(lambda: compile_all(root))
-    time.sleep(rng.uniform(0, 1.1 * whole))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    moment = rng.randrange(calls * number // {MOMENTS}, calls * (number + 1) // {MOMENTS}) + 1
+    child = os.fork()
+    if child == 0:
+        calls_counted(lambda: compile_all(root), moment)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), f"not killed at call {{moment}} of {{calls}}"
     found = {{}}
     for tier in ("local", "artifacts", "remote"):
         store = EntryStore(root / tier / "neuron_native")
