@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_neuron import envs
 from vllm_neuron.plugin.logs import configure_logging
+from vllm_neuron.plugin.processes import choose_start_method
 from vllm_neuron.plugin.watchdog import watch_parent
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def activate(device_folder: Path = DEVICE_FOLDER) -> str | None:
             f"importing {module} failed: {type(error).__name__}: {error}. Reinstall vllm-neuron with its "
             "dependencies, or deactivate it with VLLM_PLUGINS."
         ) from error
+    choose_start_method(cpu_mode)
     watch_parent()
     return PLATFORM
 

@@ -71,7 +71,7 @@ class NeuronPlatform(Platform):
         resolved = _resolve(vllm_config, unset_limits)
         _adopt(vllm_config, resolved)
         _choose_classes(vllm_config)
-        _choose_processes()
+        _normalise_runner_variable()
         store_config(vllm_config, resolved)
         cls.max_model_len = resolved.max_model_len
         cls.vocab_size = vllm_config.model_config.get_vocab_size()
@@ -196,9 +196,7 @@ def _choose_classes(vllm_config: "VllmConfig") -> None:
         )
 
 
-def _choose_processes() -> None:
-    # A forked child of a process that has used torch's thread pool or an XLA client hangs.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+def _normalise_runner_variable() -> None:
     if envs.is_set("VLLM_USE_V2_MODEL_RUNNER"):
         # vLLM itself understands digits only.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(envs.VLLM_USE_V2_MODEL_RUNNER))

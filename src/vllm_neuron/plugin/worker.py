@@ -26,6 +26,7 @@ from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.memory import kv_budget
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
+from vllm_neuron.plugin.processes import settle_engine_process
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
 from vllm_neuron.routes.select import select_route
@@ -45,6 +46,7 @@ class NeuronWorker(WorkerBase):
         is_driver_worker: bool = False,
     ) -> None:
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker)
+        settle_engine_process()
         self.config = resolved_config(vllm_config)
         self._executor: GraphExecutor | None = None
         self._runner: NeuronModelRunner | None = None
