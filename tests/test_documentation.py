@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.caches import new_cache
 from tests.server.harness import BIN, Server, clean_environment, free_port, start
 
 REPOSITORY = Path(__file__).parents[1]
@@ -82,6 +83,7 @@ def conversations() -> list[list[Block]]:
 @pytest.fixture
 def scratch(tmp_path: Path, demo_model: Path) -> Path:
     (tmp_path / "demo").symlink_to(demo_model)
+    new_cache(tmp_path / "cache")
     return tmp_path
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.caches import new_cache
 from tests.checkpoints import checkpoint
 from tests.server.harness import BACKENDS, Server, serving
 
@@ -12,7 +13,7 @@ UNKNOWN_VARIABLE = "VLLM_NEURON_REMOTE_CACHE"
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled graphs are shared by all servers of a session and by nothing else."""
-    return tmp_path_factory.mktemp("server-cache")
+    return new_cache(tmp_path_factory.mktemp("server-cache"))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.caches import new_cache
 from tests.server.harness import BIN, MODEL_NAME, clean_environment, serving
 
 ARGS = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "2", "--max-num-batched-tokens", "128")
@@ -22,9 +23,8 @@ def test_server_finds_what_was_compiled_elsewhere(
     backend: str, variable: str, tier: str, tiny: Path, tmp_path: Path
 ) -> None:
     """The number of KV blocks is left to both: they must come to the same."""
-    shared, here, there = (tmp_path / name for name in ("shared", "here", "there"))
-    # The torch form of every operation: an empty cache has no built kernels either.
-    env = {variable: str(shared), "VLLM_NEURON_DISABLE_NKI_KERNELS": "1"}
+    shared, here, there = tmp_path / "shared", new_cache(tmp_path / "here"), new_cache(tmp_path / "there")
+    env = {variable: str(shared)}
     ours = {"VLLM_NEURON_BACKEND": backend, "VLLM_NEURON_CPU_MODE": "1", "VLLM_CACHE_ROOT": str(there)}
     compiled = subprocess.run(
         [BIN / "vllm-neuron", "compile", tiny, *ARGS, "--served-model-name", MODEL_NAME, "--port", "8000"],

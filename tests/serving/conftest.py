@@ -2,6 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.caches import new_cache
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -9,5 +11,5 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # vLLM chooses its platform at the first import in a process.
         patch.setenv("VLLM_NEURON_CPU_MODE", "1")
-        patch.setenv("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("vllm-cache")))
+        patch.setenv("VLLM_CACHE_ROOT", str(new_cache(tmp_path_factory.mktemp("vllm-cache"))))
         yield

@@ -1,4 +1,4 @@
-"""Runs vLLM's own `LLM` on the plugin, in CPU mode, with an engine process of its own."""
+"""Runs vLLM's own `LLM` on the plugin, in CPU mode."""
 
 import gc
 from collections.abc import Iterator
@@ -26,11 +26,21 @@ TINY_ENGINE: dict[str, Any] = {
 
 
 @contextmanager
-def running_llm(path: Path, backend: str, **engine_args: Any) -> Iterator[Any]:
-    """An `LLM` on the checkpoint through one route; its engine process is gone when the block ends."""
+def running_llm(path: Path, backend: str, own_process: bool = False, **engine_args: Any) -> Iterator[Any]:
+    """An `LLM` on the checkpoint through one route.
+
+    Args:
+        path: checkpoint folder.
+        backend: value of VLLM_NEURON_BACKEND.
+        own_process: the engine has a process of its own, which is gone when the block ends. That is vLLM's default, and
+            costs one more import of vLLM: a quarter of a minute.
+        engine_args: what differs from `TINY_ENGINE`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_NEURON_BACKEND", backend)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(own_process)))
         from vllm import LLM
+        from vllm.distributed import cleanup_dist_env_and_memory
 
         llm = LLM(model=str(path), **{**TINY_ENGINE, **engine_args})
         try:
@@ -39,6 +49,7 @@ def running_llm(path: Path, backend: str, **engine_args: Any) -> Iterator[Any]:
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
+            cleanup_dist_env_and_memory()
 
 
 def generate(llm: Any, prompts: list[list[int]], max_tokens: int | list[int], **sampling: Any) -> list[list[int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.caches import new_cache
 from tests.checkpoints import checkpoint, greedy_oracle
 from tests.serving.engine import BACKENDS, generate, prompt, running_llm, statistics
 
@@ -37,7 +38,7 @@ def test_real_strict_mode_serves_a_mixed_load_and_names_a_missing_graph(
     from vllm.sampling_params import StructuredOutputsParams
 
     path = checkpoint("llama")
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(new_cache(tmp_path)))
     args = {
         "max_model_len": 512,
         "max_num_seqs": 8,
@@ -71,7 +72,7 @@ def test_real_strict_mode_serves_a_mixed_load_and_names_a_missing_graph(
     removed = next(p for p in entries if "decode_b8_ctx256" in (p / "manifest.json").read_text())
     shutil.rmtree(removed)
     capfd.readouterr()
-    with pytest.raises(RuntimeError), running_llm(path, backend, **args):
+    with pytest.raises(RuntimeError), running_llm(path, backend, own_process=True, **args):
         pass
     captured = capfd.readouterr()
     assert "decode_b8_ctx256" in captured.out + captured.err
