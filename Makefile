@@ -40,7 +40,7 @@ serve: $(WITH_DEMO)
 	    --max-model-len 2048 --max-num-seqs 8 --max-num-batched-tokens 1024 $(SERVE_ARGS)
 
 test: lint
-	$(ON_PATH) python -m pytest $(TEST_ARGS)
+	$(ON_PATH) python -m pytest --numprocesses 2 --dist loadgroup $(TEST_ARGS)
 
 lint: $(WITH_TEST)
 	$(BIN)/ruff check $(SOURCES)

