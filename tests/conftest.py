@@ -15,6 +15,7 @@ GROUPS = {
     "test_server_load.py": "shared server",
     "test_server_parameters.py": "shared server",
     "test_server_start.py": "shared server",
+    "test_server_failed_compile.py": "own servers",
     "test_server_lifecycle.py": "own servers",
     "test_server_precompiled.py": "own servers",
 }

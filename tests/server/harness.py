@@ -247,7 +247,7 @@ def serving(*launch_args: Any, **launch_kwargs: Any) -> Iterator[Server]:
     server.stop()
 
 
-def run_to_end(*launch_args: Any, seconds: float = 90, **launch_kwargs: Any) -> tuple[int, str]:
+def run_to_end(*launch_args: Any, seconds: float = START_SECONDS, **launch_kwargs: Any) -> tuple[int, str]:
     """(exit code, output) of a `vllm serve` that is expected to end by itself, with nothing left behind."""
     server = launch(*launch_args, **launch_kwargs)
     try:

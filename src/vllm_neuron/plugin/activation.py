@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from vllm_neuron import envs
+from vllm_neuron.plugin.last_words import repeat_at_exit
 from vllm_neuron.plugin.logs import configure_logging
 from vllm_neuron.plugin.processes import choose_start_method
 from vllm_neuron.plugin.watchdog import watch_parent
@@ -53,6 +54,7 @@ def activate(device_folder: Path = DEVICE_FOLDER) -> str | None:
             "dependencies, or deactivate it with VLLM_PLUGINS."
         ) from error
     choose_start_method(cpu_mode)
+    repeat_at_exit()
     watch_parent()
     return PLATFORM
 

@@ -24,6 +24,7 @@ from vllm_neuron.engine.memory import kv_cache_bytes
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
+from vllm_neuron.plugin.last_words import leaving_last_words
 from vllm_neuron.plugin.memory import kv_budget
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.processes import settle_engine_process
@@ -53,6 +54,7 @@ class NeuronWorker(WorkerBase):
         # Compilers of daemonic processes cannot have processes of their own.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+    @leaving_last_words
     def init_device(self) -> None:
         """Report the configuration, check the route, and make vLLM's process groups.
 
@@ -84,6 +86,7 @@ class NeuronWorker(WorkerBase):
         set_random_seed(self.model_config.seed)
         self.model = build_model(self.model_config.hf_text_config, self.model_config.max_model_len)
 
+    @leaving_last_words
     def load_model(self) -> None:
         """Read the weights and hand them to the route.
 
@@ -102,6 +105,7 @@ class NeuronWorker(WorkerBase):
         """What vLLM's block manager needs to know of each attention layer."""
         return kv_cache_specs(self.model, self.config.block_size, model_dtype(self.vllm_config))
 
+    @leaving_last_words
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take.
 
@@ -111,6 +115,7 @@ class NeuronWorker(WorkerBase):
         budget = kv_budget(self.vllm_config, self.model, weights_loaded=True)
         return kv_cache_bytes(self.config, self.model, model_dtype(self.vllm_config), budget)
 
+    @leaving_last_words
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache."""
         require_groups(kv_cache_config, self.model)
@@ -119,6 +124,7 @@ class NeuronWorker(WorkerBase):
             self.vllm_config, self.executor, self.model, len(kv_cache_config.kv_cache_groups)
         )
 
+    @leaving_last_words
     def compile_or_warm_up_model(self) -> None:
         """Make every graph ready, and the sampler too: after this nothing compiles."""
         self.executor.warm_up()
@@ -135,11 +141,13 @@ class NeuronWorker(WorkerBase):
         """Text generation only."""
         return ("generate",)
 
+    @leaving_last_words
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run a step up to its logits; None means that `sample_tokens` is to be called next."""
         return self.runner.execute_model(scheduler_output)
 
+    @leaving_last_words
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample the next tokens of the step that `execute_model` has begun."""
