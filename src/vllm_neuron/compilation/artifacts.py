@@ -7,10 +7,10 @@ It has the layout of a cache, a folder per route, and a file that says that it i
 """
 
 import json
-import os
-import tempfile
 from itertools import islice
 from pathlib import Path
+
+from vllm_neuron.compilation.files import write_whole
 
 FORMAT = 1
 MARK = "artifacts.json"
@@ -62,12 +62,7 @@ def _make(folder: Path, mark: Path) -> None:
                 f"entries such as {others[0]}. Name a folder that vllm-neuron compile has filled, or an empty one."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Renamed into place, because another server may be looking at the same moment.
-        descriptor, aside = tempfile.mkstemp(prefix=f".{MARK}.", dir=folder)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps({"format": FORMAT}) + "\n")
-        os.chmod(aside, 0o644)
-        os.replace(aside, mark)
+        write_whole(mark, json.dumps({"format": FORMAT}) + "\n")
     except OSError as error:
         raise ArtifactsError(
             f"{_VARIABLE}={folder} holds no compiled graphs and cannot be filled ({error}). Name a folder that "

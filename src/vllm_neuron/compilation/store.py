@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vllm_neuron.compilation.files import write_whole
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.")
 _SEPARATE = ("index", "locks", "logs")
@@ -231,16 +233,10 @@ class EntryStore:
             return None
 
     def write_index(self, fingerprint: str, key: str, graph: str) -> None:
+        """Note the key that a fingerprint led to, and the graph's name for whoever looks."""
         index = self.folder / "index"
         index.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=f".{fingerprint}.", dir=index)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump({"graph": graph, "key": key}, file)
-            os.chmod(aside, 0o644)
-            os.replace(aside, index / fingerprint)
-        finally:
-            Path(aside).unlink(missing_ok=True)
+        write_whole(index / fingerprint, json.dumps({"graph": graph, "key": key}))
 
 
 def _found(path: Path, manifest: Manifest | None) -> Found:
