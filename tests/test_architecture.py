@@ -25,13 +25,14 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
-    "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels"},
+    "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration"},
     "plugin": {"", "envs", "config", "engine", "models", "kv_cache", "compilation", "weights", "routes"},
     "engine": {"envs", "config", "models", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},
     "models": {"config", "kv_cache", "compilation", "weights", "nn", "kernels"},
     "kv_cache": {"envs", "config"},
     "compilation": {"envs", "config"},
     "weights": {"envs", "config", "kv_cache"},
+    "migration": {"envs", "config"},
     "config": {"envs"},
     "nn": {"kernels"},
     "kernels": {"envs"},
@@ -144,7 +145,7 @@ def test_packages_of_a_route_are_imported_inside_its_functions_only() -> None:
     violations(found())
 
 
-DISTRIBUTIONS = {"neuronxcc": "neuronx-cc"}
+DISTRIBUTIONS = {"neuronxcc": "neuronx-cc", "yaml": "pyyaml"}
 """Distributions whose name is not that of their module."""
 
 

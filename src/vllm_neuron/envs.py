@@ -212,6 +212,11 @@ def read(name: str, env: Mapping[str, str] | None = None) -> Any:
         raise EnvironmentVariableError(found, text, str(bad)) from None
 
 
+def is_known(name: str) -> bool:
+    """Whether a name is in the table, as a variable or as an alias."""
+    return name in _BY_ANY_NAME
+
+
 def is_set(name: str, env: Mapping[str, str] | None = None) -> bool:
     """Whether a variable of the table, or its alias, is set to something."""
     return _lookup(_BY_ANY_NAME[name], env)[1] is not None

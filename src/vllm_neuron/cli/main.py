@@ -133,6 +133,48 @@ def _explain(key: str, as_json: bool, unused: bool) -> None:
         command.show(found, result_console())
 
 
+@app.command(name="migrate", context_settings={"ignore_unknown_options": True})
+def migrate_launch(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|-|COMMAND", help="File with the old launch, - for stdin, or the text itself.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Print a unified diff instead of the new launch.")] = False,
+    write: Annotated[Path | None, typer.Option(metavar="PATH", help="Write the new launch there as well.")] = None,
+    keep_tuning: Annotated[
+        bool, typer.Option("--keep-tuning", help="Keep --block-size and --num-gpu-blocks-override.")
+    ] = False,
+    only_supported: Annotated[
+        bool, typer.Option("--only-supported", help="Leave out what this release refuses as not supported yet.")
+    ] = False,
+) -> None:
+    """Turn a launch of NxD Inference (the legacy Neuron integration of vLLM) into one of this plugin.
+
+    Takes shell scripts and commands, python -m
+    vllm.entrypoints.openai.api_server, LLM(...) calls, Dockerfiles, compose and
+    Kubernetes files, and the JSON of --override-neuron-config. The new launch
+    has the same form; it goes to stdout. What became of each setting, and why,
+    goes to stderr.
+
+    The result is checked by this plugin's validator and by vLLM's own parser.
+    The exit code is 0 if nothing needs a person, 3 if something does, and 1 if
+    the launch cannot be read.
+    """
+    from vllm_neuron.cli import migrate as command
+    from vllm_neuron.cli.tables import result_console
+
+    with _errors():
+        migration = command.run(source, keep_tuning, only_supported)
+        if write is not None:
+            write.write_text(migration.new)
+    if as_json:
+        typer.echo(command.as_json(migration))
+    else:
+        command.show(migration, result_console(stderr=True))
+        typer.echo(command.diff(migration) if diff else migration.new, nl=not migration.new.endswith("\n"))
+    raise typer.Exit(command.NEEDS_A_PERSON if migration.open_rows else 0)
+
+
 cache_app = typer.Typer(help="List, remove and check compiled graphs of all routes.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 

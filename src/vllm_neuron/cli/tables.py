@@ -12,10 +12,10 @@ FEWEST_DIGITS = 6
 """Of a key that a command takes for it."""
 
 
-def result_console() -> Console:
-    """Standard output. Lines that a pipe or a file gets are not broken at 80 characters."""
-    console = Console(soft_wrap=True, highlight=False)
-    return console if console.is_terminal else Console(width=_WIDE, soft_wrap=True, highlight=False)
+def result_console(stderr: bool = False) -> Console:
+    """Standard output, or standard error. Lines that a pipe or a file gets are not broken at 80 characters."""
+    console = Console(stderr=stderr, soft_wrap=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, width=_WIDE, soft_wrap=True, highlight=False)
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:

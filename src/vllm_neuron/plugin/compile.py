@@ -1,11 +1,10 @@
 """What `vllm-neuron compile` asks of vLLM: its flags, the configuration they make, and the size of the KV cache."""
 
-import os
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -14,6 +13,7 @@ from vllm_neuron.config import ConfigurationError, ResolvedConfig, log_notices
 from vllm_neuron.engine.compiler import GraphCompiler, open_cache
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.activation import ActivationError, activate
+from vllm_neuron.plugin.arguments import ArgumentsError, parse_arguments, quiet_vllm
 from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.routes.route import Route
@@ -109,9 +109,7 @@ def engine_config(arguments: Sequence[str]) -> "VllmConfig":
 
 def _require_platform() -> None:
     """Check that vLLM uses this plugin here, before anything of vLLM that would choose another platform runs."""
-    # Standard output is for the result, and what vLLM logs while it makes a configuration is not part of it.
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    quiet_vllm()
     try:
         if activate() is None:
             raise CompileFaultsError(
@@ -153,25 +151,10 @@ def _measured_note(num_blocks: int) -> str:
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
-    """The arguments as `vllm serve` reads them; those that only concern its HTTP server are read too."""
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise CompileFaultsError([f"{message} (flags are those of vllm serve)"])
-
-    parser = make_arg_parser(Parser(add_help=False))
-    # vLLM would take a model of its own choice.
-    parser.set_defaults(model=None)
     try:
-        args: Namespace = parser.parse_args(list(arguments))
-    except CompileFaultsError:
-        raise
-    except Exception as error:
-        # A --config file that is not there or not YAML, and whatever else vLLM's parser stumbles over.
-        raise CompileFaultsError([str(error) or repr(error)]) from error
-    args.model = args.model_tag or args.model
+        args = parse_arguments(arguments)
+    except ArgumentsError as error:
+        raise CompileFaultsError([str(error)]) from error
     if args.model is None:
         raise CompileFaultsError(["MODEL is missing: name a folder of Hugging Face's form, or a model of the hub."])
     return args

@@ -1,0 +1,136 @@
+"""From the words of a command line to options and back, without knowing which flags vLLM has."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vllm_neuron.migration.launch import SERVE, Expression, Launch, Option
+
+ALIASES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "enable_expert_parallel",
+    "q": "quantization",
+    "O": "optimization_level",
+    "cc": "compilation_config",
+}
+"""vLLM's short flags."""
+
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_SCRIPT = re.compile(r"vllm/entrypoints/(?:openai/)?api_server\.py$")
+_DASHES = re.compile(r"^[-\u2010-\u2015]{1,2}(?=[A-Za-z])")
+_TELLING = (
+    *("override_neuron_config", "additional_config", "tensor_parallel_size", "max_model_len", "max_num_seqs"),
+    *("device", "served_model_name", "speculative_config"),
+)
+"""Options by which a list of arguments without a program is known for vLLM's."""
+
+
+class Word(NamedTuple):
+    """A word of a command line: its value, and how it was written, if that is worth keeping."""
+
+    text: str
+    written: str | None = None
+
+
+def find_program(words: Sequence[Word]) -> tuple[int, int, str] | None:
+    """(first word, first word of the arguments, name) of the program that serves, or None."""
+    texts = [word.text for word in words]
+    for index, text in enumerate(texts):
+        after = texts[index + 1] if index + 1 < len(texts) else ""
+        if text.rsplit("/", 1)[-1] == "vllm" and after == "serve":
+            return index, index + 2, SERVE
+        if text == "-m" and after in _MODULES:
+            first = index - 1 if index and re.search(r"python[\d.]*$", texts[index - 1]) else index
+            return first, index + 2, f"python -m {after}"
+        if _SCRIPT.search(text):
+            first = index - 1 if index and re.search(r"python[\d.]*$", texts[index - 1]) else index
+            return first, index + 1, f"python {text}"
+    return None
+
+
+def is_flag(text: str) -> bool:
+    """Whether a word starts an option. Dashes that a word processor has made longer count as dashes."""
+    return bool(_DASHES.match(text)) and not re.match(r"^-\d", text)
+
+
+def read_options(words: Sequence[Word]) -> dict[str, Option]:
+    """Options by name; what comes before the first flag is the model. Of a repeated option the last counts."""
+    options: dict[str, Option] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not is_flag(word.text):
+            options.setdefault("model", Option("model", _value([word]), word.written, positional=True))
+            continue
+        values = []
+        name, equals, inline = _DASHES.sub("", word.text).partition("=")
+        if equals:
+            values.append(Word(inline, None if word.written is None else word.written.partition("=")[2]))
+        while index < len(words) and not is_flag(words[index].text):
+            values.append(words[index])
+            index += 1
+        option = _option(name, values, [word, *([] if equals else values)])
+        options[option.name] = option
+    return options
+
+
+def _option(name: str, values: list[Word], words: list[Word]) -> Option:
+    exact = words[0].text.isascii() and all(word.written is not None for word in words)
+    written = " ".join(word.written or "" for word in words) if exact else None
+    name = ALIASES.get(name, name.replace("-", "_"))
+    if name == "model" and len(values) == 1:
+        return Option(name, _value(values), values[0].written)
+    if not values and name.startswith("no_"):
+        return Option(name.removeprefix("no_"), False, written)
+    return Option(name, _value(values), written)
+
+
+def _value(values: Sequence[Word]) -> Any:
+    if not values:
+        return True
+    if any(isinstance(word.text, Expression) for word in values):
+        return Expression(" ".join(word.written or word.text for word in values))
+    texts = tuple(word.text for word in values)
+    return texts[0] if len(texts) == 1 else texts
+
+
+def looks_like_arguments(options: dict[str, Option]) -> bool:
+    """Whether options without a program are vLLM's."""
+    return any(name in options for name in _TELLING)
+
+
+def as_words(option: Option, joined: bool = False) -> list[str]:
+    """The words of an option on a command line, not quoted; flag and value in one word if ``joined``."""
+    if option.positional:
+        return [str(option.value)]
+    match option.value:
+        case bool():
+            return [option.flag]
+        case tuple():
+            return [option.flag, *map(str, option.value)]
+    value = as_json(option.value) if isinstance(option.value, dict | list) else str(option.value)
+    return [f"{option.flag}={value}"] if joined else [option.flag, value]
+
+
+def as_json(value: Any) -> str:
+    """JSON in one line. What is only known at run time stays as text."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def command_words(launch: Launch, joined: bool = False) -> list[str]:
+    """The whole command line of a launch, not quoted; the model is an argument of `vllm serve`.
+
+    Args:
+        launch: a command, or only options if it has no program.
+        joined: write `--flag=value` in one word.
+    """
+    options = dict(launch.options)
+    words = []
+    if launch.program:
+        model = options.pop("model", None)
+        words = [*SERVE.split(), *([] if model is None else [str(model.value)])]
+    return words + [word for option in options.values() for word in as_words(option, joined)]

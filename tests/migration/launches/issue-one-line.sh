@@ -1,0 +1,1 @@
+VLLM_NEURON_FRAMEWORK='neuronx-distributed-inference' python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-8B-Instruct --device neuron --tensor-parallel-size 4 --max-model-len 8192 --max-num-seqs 1
