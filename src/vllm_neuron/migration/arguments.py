@@ -69,7 +69,8 @@ def read_options(words: Sequence[Word]) -> dict[str, Option]:
         values = []
         name, equals, inline = _DASHES.sub("", word.text).partition("=")
         if equals:
-            values.append(Word(inline, None if word.written is None else word.written.partition("=")[2]))
+            written = None if word.written is None else word.written.partition("=")[2]
+            values.append(Word(type(word.text)(inline), written))
         while index < len(words) and not is_flag(words[index].text):
             values.append(words[index])
             index += 1
@@ -80,7 +81,7 @@ def read_options(words: Sequence[Word]) -> dict[str, Option]:
 
 def _option(name: str, values: list[Word], words: list[Word]) -> Option:
     exact = words[0].text.isascii() and all(word.written is not None for word in words)
-    written = " ".join(word.written or "" for word in words) if exact else None
+    written = " ".join(word.written for word in words if word.written) if exact else None
     name = ALIASES.get(name, name.replace("-", "_"))
     if name == "model" and len(values) == 1:
         return Option(name, _value(values), values[0].written)
@@ -93,7 +94,7 @@ def _value(values: Sequence[Word]) -> Any:
     if not values:
         return True
     if any(isinstance(word.text, Expression) for word in values):
-        return Expression(" ".join(word.written or word.text for word in values))
+        return Expression(" ".join(word.text for word in values))
     texts = tuple(word.text for word in values)
     return texts[0] if len(texts) == 1 else texts
 

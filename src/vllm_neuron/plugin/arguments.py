@@ -4,7 +4,11 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 class ArgumentsError(ValueError):
@@ -15,6 +19,20 @@ def quiet_vllm() -> None:
     """Standard output is for a command's result: what vLLM logs goes to standard error, and only from WARNING on."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+@cache
+def _parser() -> "FlexibleArgumentParser":
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ArgumentsError(f"{message} (flags are those of vllm serve)")
+
+    parser = make_arg_parser(Parser(add_help=False))
+    parser.set_defaults(model=None)
+    return parser
 
 
 @contextmanager
@@ -38,17 +56,8 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
     Raises:
         ArgumentsError: a flag is unknown, or a value is not of its flag's type.
     """
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ArgumentsError(f"{message} (flags are those of vllm serve)")
-
-    parser = make_arg_parser(Parser(add_help=False))
-    parser.set_defaults(model=None)
     try:
-        args: Namespace = parser.parse_args(list(arguments))
+        args: Namespace = _parser().parse_args(list(arguments))
     except ArgumentsError:
         raise
     except Exception as error:

@@ -120,14 +120,28 @@ def _read_command(script: _Script, tokens: Sequence[Token]) -> None:
     elif program is not None:
         first, arguments, name = program
         environment = _environment(script, tokens[:first])
-        options = read_options(words[arguments:])
+        options = read_options(_split(words[arguments:]))
         _replace(script, tokens[first:], Launch(name, options, {**script.environment(), **environment}))
-    elif is_flag(words[0].text) and looks_like_arguments(options := read_options(words)):
+    elif is_flag(words[0].text) and looks_like_arguments(options := read_options(_split(words))):
         _replace(script, tokens, Launch("", options, script.environment()))
     else:
         for token in tokens:
             if len(token.text) > 2 and token.text[0] in "'\"" and _SERVES.search(token.text):
                 script.edits.append(Edit(token.start, token.end, _nested(script, token, tokens)))
+
+
+def _split(words: Sequence[Word]) -> list[Word]:
+    """The words as the shell sees them: a variable without quotes becomes as many words as its value has."""
+    found: list[Word] = []
+    for word in words:
+        parts = (
+            word.text.split() if (word.written or "").startswith("$") and not isinstance(word.text, Expression) else ()
+        )
+        if len(parts) < 2:
+            found.append(word)
+        else:
+            found += [Word(parts[0], word.written), *(Word(part, "") for part in parts[1:])]
+    return found
 
 
 def _replace(script: _Script, tokens: Sequence[Token], launch: Launch) -> None:

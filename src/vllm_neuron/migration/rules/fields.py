@@ -96,8 +96,7 @@ CACHE_AND_BUCKETS = (
     Rule("pa_block_size", Verdict.DROPPED, "", SIZED_AUTOMATICALLY, 128, block_size),
     *dropped("Prompts that are longer than a step are split, always; kv_segment_size_buckets sets the size of a part.",
              is_chunked_prefill=True, chunked_prefill_config={"max_num_seqs": 8}),
-    *dropped(_LOADING, save_sharded_checkpoint=True, skip_sharding=False, weights_to_skip_layout_optimization=["w"],
-             shard_over_sequence=True),
+    *dropped(_LOADING, save_sharded_checkpoint=True, skip_sharding=False, weights_to_skip_layout_optimization=["w"]),
     *dropped(_MEMORY, scratchpad_page_size=1024, scratch_pad_size=1024, cc_pipeline_tiling_factor=1),
 )  # fmt: skip
 
@@ -126,7 +125,7 @@ COMPUTATION = (
              attn_cls="NeuronLlamaAttention"),
     *dropped(_SPEED, fused_qkv=True, flash_decoding_enabled=True, k_cache_transposed=True, kv_cache_tiling=False,
              qk_layernorm=False, layer_boundary_markers=True, vocab_parallel=True,
-             on_device_embedding=True),
+             on_device_embedding=True, shard_over_sequence=True),
     *dropped(_MOE, blockwise_matmul_config={"block_size": 512}, router_config={"dtype": "float32"}, glu_mlp=True,
              glu_type="glu", early_expert_affinity_modulation=False, disable_normalize_top_k_affinities=False,
              mode_mask_padded_tokens=True, moe_mask_padded_tokens=True, transpose_shared_experts_weights=True,
