@@ -20,9 +20,11 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def whole_lines(text: str, start: int, end: int) -> Edit:
-    """Removes a place, and the lines it is on if nothing else is on them."""
+    """Removes a place with the spaces after it, and the lines it is on if nothing else is on them."""
     first = text.rfind("\n", 0, start) + 1
     after = text.find("\n", end)
     last = len(text) if after < 0 else after + 1
     alone = not text[first:start].strip() and not text[end:last].strip(" \t\r\n;")
-    return Edit(first, last) if alone else Edit(start, end)
+    if alone:
+        return Edit(first, last)
+    return Edit(start, end + len(text[end:]) - len(text[end:].lstrip(" \t")))

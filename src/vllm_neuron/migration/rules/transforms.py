@@ -8,6 +8,9 @@ from vllm_neuron.migration.launch import Option, Verdict
 from vllm_neuron.migration.rules.rule import Apply, Outcome
 from vllm_neuron.migration.values import is_on, numbers, whole_number
 
+WEIGHT_DTYPES = ("int8", "fp8", "f8e4m3")
+"""What quantization_dtype may be."""
+
 
 def repeats(name: str) -> Apply:
     """For a field that says what one of vLLM's options says: dropped if that is set to the same, else moved there."""
@@ -117,25 +120,33 @@ def unless_one(draft: Draft, value: Any) -> Outcome | None:
     return Outcome(Verdict.DROPPED, "", "1 is no parallelism.") if whole_number(value) == 1 else None
 
 
+def _weight_dtype(draft: Draft) -> str:
+    """Name of the dtype that quantized weights have; int8 was the default."""
+    name = str(draft.fields.get("quantization_dtype") or "int8").removeprefix("torch.")
+    return {"float8_e4m3fn": "f8e4m3", "float8_e4m3": "f8e4m3"}.get(name, name)
+
+
+def _no_such_dtype(name: str) -> Outcome | None:
+    if name in WEIGHT_DTYPES:
+        return None
+    return Outcome(Verdict.UNSUPPORTED, "", f"{name} is not among {', '.join(WEIGHT_DTYPES)}.")
+
+
 def quantized(draft: Draft, value: Any) -> Outcome | None:
-    """Needs a dtype here; the old default was int8."""
+    """Needs a dtype here."""
     if not is_on(value):
         return Outcome(Verdict.DROPPED, "", "Off is the default.")
-    draft.neuron["quantized"] = True
-    draft.neuron.setdefault("quantization_dtype", "int8")
-    return None
+    name = _weight_dtype(draft)
+    if name in WEIGHT_DTYPES:
+        draft.neuron |= {"quantized": True, "quantization_dtype": name}
+    return _no_such_dtype(name)
 
 
 def quantization_dtype(draft: Draft, value: Any) -> Outcome | None:
-    """Only means something together with quantized."""
+    """Only means something together with quantized, which writes it."""
     if not is_on(draft.fields.get("quantized")):
         return Outcome(Verdict.DROPPED, "", "It means nothing without quantized.")
-    name = str(value).removeprefix("torch.")
-    name = {"float8_e4m3fn": "f8e4m3", "float8_e4m3": "f8e4m3"}.get(name, name)
-    if name not in ("int8", "fp8", "f8e4m3"):
-        return Outcome(Verdict.UNSUPPORTED, "", f"{name} is not among int8, fp8 and f8e4m3.")
-    draft.neuron["quantization_dtype"] = name
-    return None
+    return _no_such_dtype(_weight_dtype(draft))
 
 
 def kv_cache_quant(draft: Draft, value: Any) -> Outcome | None:
