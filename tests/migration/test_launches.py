@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from tests.migration.launches import JUDGED, NAMES, migrated, verdicts
+from tests.server.harness import clean_environment
 from vllm_neuron.migration import Launch, Verdict, migrate
 from vllm_neuron.migration.check import faults_of
+from vllm_neuron.migration.rules import FIELDS, FLAGS, VARIABLES
+from vllm_neuron.migration.rules.flags import GONE as NO_SUCH_FLAG
 
 GONE = ("device", "override_neuron_config", "use_v2_block_manager", "speculative_model", "num_speculative_tokens")
 
@@ -69,14 +73,36 @@ PARSE_ALL = """
 import json
 from tests.migration.launches import NAMES, migrated
 from vllm_neuron.cli.migrate import flag_faults
+from vllm_neuron.migration import migrate
+from vllm_neuron.plugin.arguments import known_flags
 faults = {name: [text for found in migrated(name).launches for text in flag_faults(found.new)] for name in NAMES}
-print(json.dumps(faults))
+wrong = flag_faults(migrate("vllm serve m --no-such-flag 1").launches[0].new)
+print(json.dumps({"faults": faults, "wrong": wrong, "known": sorted(known_flags())}))
 """
 
 
-def test_real_vllm_parser_takes_every_new_launch() -> None:
-    """In a process of its own, on a machine without devices and without CPU mode."""
-    done = subprocess.run([sys.executable, "-c", PARSE_ALL], capture_output=True, text=True, timeout=240)
+@pytest.fixture(scope="module")
+def real_parser() -> dict[str, Any]:
+    """What vLLM's parser says, in a process of its own, on a machine without devices and without CPU mode."""
+    command = [sys.executable, "-c", PARSE_ALL]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    faults = json.loads(done.stdout.splitlines()[-1])
-    assert {name: texts for name, texts in faults.items() if texts} == {}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_real_vllm_parser_takes_every_new_launch(real_parser: dict[str, Any]) -> None:
+    assert {name: texts for name, texts in real_parser["faults"].items() if texts} == {}
+
+
+def test_real_vllm_parser_refuses_what_it_does_not_know(real_parser: dict[str, Any]) -> None:
+    assert "--no-such-flag" in real_parser["wrong"][0]
+
+
+def test_real_vllm_parser_has_the_new_flags_and_not_those_that_are_gone(real_parser: dict[str, Any]) -> None:
+    known = set(real_parser["known"])
+    every = [rule for rules in (FLAGS, VARIABLES, FIELDS) for rule in rules.values()]
+    new = {rule.new.split()[0] for rule in every if rule.new.startswith("--")}
+    assert new <= known
+    gone = {f"--{name.replace('_', '-')}" for name, rule in FLAGS.items() if rule.reason == NO_SUCH_FLAG}
+    assert len(gone) > 10 and not gone & known

@@ -39,7 +39,7 @@ def _read(source: str) -> tuple[str, str]:
         return sys.stdin.read(), ""
     if len(source) < 4096 and "\n" not in source and Path(source).is_file():
         return Path(source).read_text(), source
-    if source.strip() and not any(character.isspace() for character in source.strip()):
+    if source.strip() and not source.startswith("{") and len(source.split()) == 1:
         raise CommandError(f"{source}: no such file. Name a file, - for standard input, or quote a whole command.")
     return source, ""
 
@@ -106,4 +106,5 @@ def show(migration: Migration, console: Console) -> None:
             names = ", ".join(launch.unchecked)
             console.print(escape(f"Not checked, because only known when the launch runs: {names}"))
     count = len(migration.open_rows)
-    console.print("Nothing needs a person." if not count else f"{count} rows need a person.")
+    left = {0: "Nothing needs", 1: "1 row needs"}.get(count, f"{count} rows need")
+    console.print(f"{left} a person.")

@@ -48,6 +48,11 @@ def cpu_mode() -> Iterator[None]:
         os.environ.update(before)
 
 
+def known_flags() -> frozenset[str]:
+    """Every spelling of every flag of `vllm serve`."""
+    return frozenset(_parser()._option_string_actions)
+
+
 def parse_arguments(arguments: Sequence[str]) -> Namespace:
     """The arguments as `vllm serve` reads them; those that only concern its HTTP server are read too.
 

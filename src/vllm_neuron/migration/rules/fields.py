@@ -94,7 +94,7 @@ CACHE_AND_BUCKETS = (
     *dropped("The KV cache is always paged.", is_block_kv_layout=True),
     Rule("pa_num_blocks", Verdict.DROPPED, "", SIZED_AUTOMATICALLY, 2048, number_of_blocks),
     Rule("pa_block_size", Verdict.DROPPED, "", SIZED_AUTOMATICALLY, 128, block_size),
-    *dropped("Prompts that are longer than a step are split, always; kv_segment_size_buckets sets the size of a part.",
+    *dropped("Prompts that are longer than a step are split over steps; kv_segment_size_buckets sets the size of each.",
              is_chunked_prefill=True, chunked_prefill_config={"max_num_seqs": 8}),
     *dropped(_LOADING, save_sharded_checkpoint=True, skip_sharding=False, weights_to_skip_layout_optimization=["w"]),
     *dropped(_MEMORY, scratchpad_page_size=1024, scratch_pad_size=1024, cc_pipeline_tiling_factor=1),

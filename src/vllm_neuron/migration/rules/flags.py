@@ -15,7 +15,7 @@ EAGLE3_ONLY = (
 SIZED_AUTOMATICALLY = (
     "The KV cache is sized automatically. --keep-tuning keeps the value where it was chosen to tune something."
 )
-_GONE = "vLLM's engine of today has no such option."
+GONE = "vLLM's engine of today has no such option."
 
 
 def _device(draft: Draft, value: Any) -> Outcome | None:
@@ -130,7 +130,8 @@ FLAGS = table(
     Rule("num_gpu_blocks_override", Verdict.DROPPED, "", SIZED_AUTOMATICALLY, "2048", number_of_blocks),
     Rule("enable_prefix_caching", Verdict.DROPPED, "", "On by default; --no-enable-prefix-caching is kept.", True,
          _default_switch("enable_prefix_caching", "It is on by default; you had it off.")),
-    *dropped("Prompts that are longer than a step are split, always.", enable_chunked_prefill=False),
+    *dropped("Prompts that are longer than a step are split over steps by default; NxD Inference could not do that.",
+             enable_chunked_prefill=False),
     Rule("async_scheduling", Verdict.DROPPED, "", "On by default; --no-async-scheduling is kept.", True,
          _default_switch("async_scheduling", "It is on by default; you had it off.")),
     Rule("speculative_config", Verdict.UNSUPPORTED, "", f"Kept if its method is eagle3. {EAGLE3_ONLY}",
@@ -164,7 +165,7 @@ FLAGS = table(
     *undecided("The options in that file have to be migrated as well.", config="serve.yaml"),
     *undecided("vLLM has no such option; --hf-overrides changes the model's configuration.",
                rope_scaling='{"rope_type": "dynamic"}', rope_theta="500000"),
-    *dropped(_GONE, use_v2_block_manager=True, num_scheduler_steps="8", num_lookahead_slots="4",
+    *dropped(GONE, use_v2_block_manager=True, num_scheduler_steps="8", num_lookahead_slots="4",
              preemption_mode="recompute", worker_use_ray=True, tokenizer_pool_size="2", tokenizer_pool_type="ray",
              tokenizer_pool_extra_config="{}", disable_async_output_proc=True, scheduler_delay_factor="0.5",
              multi_step_stream_outputs=True, max_seq_len_to_capture="8192", enable_lora_bias=True,
