@@ -27,7 +27,7 @@ def test_server_of_the_guides_first_launch(tiny: Path, cache: Path, tmp_path: Pa
     try:
         server.wait_ready()
         ask = server.client.with_options(timeout=60).completions.create
-        slow = ask(model=str(tiny), prompt=SHARED, max_tokens=600, temperature=0, stream=True,
+        slow = ask(model=str(tiny), prompt=SHARED, max_tokens=300, temperature=0, stream=True,
                    extra_body={"ignore_eos": True})  # fmt: skip
         first = next(slow)
         quick = ask(model=str(tiny), prompt=SHARED, max_tokens=4, temperature=0)

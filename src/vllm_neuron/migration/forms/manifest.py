@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import yaml
 
@@ -46,10 +47,8 @@ def _container(text: str, container: dict[str, yaml.Node], change: Change) -> It
     commands = [container[name] for name in _COMMANDS if name in container]
     if not commands:
         return
-    variables = {
-        name: found for key in _ENVIRONMENTS if key in container for name, *found in _variables(text, container[key])
-    }
-    environment = {name: value for name, (value, _) in variables.items()}
+    variables = [v for key in _ENVIRONMENTS if key in container for v in _variables(text, container[key])]
+    environment = {variable.name: variable.value for variable in variables}
     dropped: set[str] = set()
 
     def changed(launch: Launch) -> Launch:
@@ -61,8 +60,7 @@ def _container(text: str, container: dict[str, yaml.Node], change: Change) -> It
         edit = _command(text, node, changed, environment)
         if edit is not None:
             yield edit
-    for name in dropped & set(variables):
-        yield variables[name][1]
+    yield from (variable.removal for variable in variables if variable.name in dropped)
 
 
 def _command(text: str, node: yaml.Node, change: Change, environment: dict[str, str]) -> Edit | None:
@@ -113,20 +111,29 @@ def _quoted(word: str) -> str:
     return "'" + word.replace("'", "''") + "'" if "\n" not in word else yaml.dump(word, default_style='"').rstrip("\n")
 
 
-def _variables(text: str, node: yaml.Node) -> Iterator[tuple[str, str, Edit]]:
-    """(name, value, its removal) of `name: value`, `- name=value` and `- {name: ..., value: ...}` in block style."""
+class _Variable(NamedTuple):
+    """A variable of a container, and what removes it from the document."""
+
+    name: str
+    value: str
+    removal: Edit
+
+
+def _variables(text: str, node: yaml.Node) -> Iterator[_Variable]:
+    """Those of `name: value`, `- name=value` and `- {name: ..., value: ...}`, each on lines of its own."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield key.value, _value(value), _lines(text, key, value)
+            yield _Variable(key.value, _value(value), _lines(text, key, value))
         return
     for item in node.value if isinstance(node, yaml.SequenceNode) else ():
         if isinstance(item, yaml.ScalarNode):
             name, _, rest = item.value.partition("=")
-            yield name, rest, _lines(text, item, item)
+            yield _Variable(name, rest, _lines(text, item, item))
         elif isinstance(item, yaml.MappingNode):
             pairs = {key.value: value for key, value in item.value}
             if isinstance(pairs.get("name"), yaml.ScalarNode):
-                yield pairs["name"].value, _value(pairs.get("value")), _lines(text, item.value[0][0], item.value[-1][1])
+                removal = _lines(text, item.value[0][0], item.value[-1][1])
+                yield _Variable(pairs["name"].value, _value(pairs.get("value")), removal)
 
 
 def _value(node: yaml.Node | None) -> str:
