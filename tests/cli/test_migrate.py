@@ -41,6 +41,11 @@ def test_standard_input_and_the_text_itself() -> None:
     assert migrate("--override-neuron-config '{\"quantized\": false}'").stdout == "\n"
 
 
+def test_a_long_command_is_no_file_name() -> None:
+    command_line = f"vllm serve m --served-model-name {'x' * 5000}"
+    assert migrate(command_line).stdout == f"{command_line}\n"
+
+
 def test_what_needs_a_person_is_said_and_has_an_exit_code_of_its_own(parser_without_vllm: list[str]) -> None:
     done = migrate(UNDECIDED)
     assert done.exit_code == command.NEEDS_A_PERSON

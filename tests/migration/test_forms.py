@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_neuron.migration import Form, Launch, LaunchError, migrate
+from vllm_neuron.migration import Form, Launch, LaunchError, Verdict, migrate
 from vllm_neuron.migration.forms import shell
 from vllm_neuron.migration.forms.detect import form_of
 from vllm_neuron.migration.launch import Expression
@@ -67,6 +67,19 @@ def test_programs(program: str) -> None:
     found = migrate(f"{program} m --device neuron | tee log")
     assert found.launches[0].old.options["model"].value == "m"
     assert found.new.endswith("vllm serve m | tee log")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("$VENV/bin/python3 -u -m vllm.entrypoints.openai.api_server --model m --device neuron",
+         "$VENV/bin/vllm serve m"),
+        ("/venv/bin/vllm serve m --device neuron", "/venv/bin/vllm serve m"),
+        ("numactl -N 0 python -m vllm.entrypoints.openai.api_server --model m", "numactl -N 0 vllm serve m"),
+    ],
+)  # fmt: skip
+def test_the_program_stays_in_its_environment(old: str, new: str) -> None:
+    assert migrate(old).new == new
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters="\0\r"), min_size=1), min_size=1))
@@ -164,6 +177,18 @@ def test_a_script_in_single_quotes() -> None:
     assert new == "sh -c 'vllm serve m --port $PORT'"
 
 
+@pytest.mark.parametrize("text", ['echo "vllm serve m --device neuron"', "logger 'now: vllm serve m'"])
+def test_texts_that_only_speak_of_a_launch(text: str) -> None:
+    found = migrate(f"{text}\nvllm serve m --device neuron")
+    assert found.new == f"{text}\nvllm serve m" and len(found.launches) == 1
+
+
+def test_a_variable_that_grows() -> None:
+    launch = only('F="--max-num-seqs 4"\nF+=" --port 1"\nvllm serve m $F --device neuron')
+    assert {name: option.value for name, option in launch.options.items()} == {
+        "model": "m", "max_num_seqs": "4", "port": "1", "device": "neuron"}  # fmt: skip
+
+
 def test_flags_of_docker_are_variables() -> None:
     text = "docker run -e VLLM_NEURON_FRAMEWORK=x --env HF_HOME=/m image vllm serve m --device neuron"
     assert only(text).environment["VLLM_NEURON_FRAMEWORK"] == "x"
@@ -219,6 +244,49 @@ def test_python_stays_python() -> None:
     compile(new, "new", "exec")
 
 
+@pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        ('def f():\n    os.environ["VLLM_NEURON_FRAMEWORK"] = "x"\n', "def f():\n    pass\n"),
+        ('import os; os.environ["VLLM_NEURON_FRAMEWORK"] = "x"; a = 1\n', "import os; pass; a = 1\n"),
+        ('os.environ["VLLM_NEURON_FRAMEWORK"] = "x"\n', ""),
+    ],
+)
+def test_python_without_a_statement_is_still_python(statement: str, left: str) -> None:
+    new = migrate(f'{statement}LLM("m", device="neuron")\n').new
+    assert new == f'{left}LLM("m")\n'
+    compile(new, "new", "exec")
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ('"enable_bucketing": flag', "enable_bucketing"),
+        ('"text_config": build()', "text_config"),
+        ('"vision_config": build()', "vision_config"),
+        ('"on_device_sampling_config": build()', "on_device_sampling_config"),
+        ('"on_device_sampling_config": {"do_sample": flag}', "do_sample"),
+        ('"quantized": flag', "quantized"),
+    ],
+)
+def test_values_that_only_python_knows_need_a_person(field: str, name: str) -> None:
+    rows = migrate(f'LLM("m", max_model_len=512, max_num_seqs=4, override_neuron_config={{{field}}})').open_rows
+    assert [row.old.split(":")[0] for row in rows if row.place != "check"] == [name]
+
+
+@pytest.mark.parametrize("config", ["build()", '{"override_neuron_config": build()}', '{"neuron_config": build()}'])
+def test_groups_that_only_python_knows_need_a_person(config: str) -> None:
+    found = migrate(f'LLM("m", additional_config={config})')
+    (row,) = found.open_rows
+    assert row.verdict is Verdict.DECIDE and "cannot be read" in row.reason
+    assert "override_neuron_config" not in found.new
+
+
+def test_lengths_that_only_python_knows_go_over() -> None:
+    new = migrate('LLM("m", override_neuron_config={"seq_len": N, "num_seqs_buckets": sizes})').new
+    assert new == 'LLM("m", max_model_len=N, additional_config={"neuron_config": {"num_seqs_buckets": sizes}})'
+
+
 def test_a_dockerfile_with_a_shell_form() -> None:
     text = (
         "FROM base\nENV VLLM_NEURON_FRAMEWORK x\nENTRYPOINT vllm serve m \\\n    --device neuron --port ${PORT:-80}\n"
@@ -248,6 +316,20 @@ def test_a_manifest_stays_valid() -> None:
         "args": ["--model=m", "--max-num-seqs=4", "--seed=$(SEED)"],
         "env": [{"name": "HF_HOME", "value": "/m"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[{name: VLLM_USE_V1, value: '1'}, {name: A, value: b}, {name: VLLM_NEURON_FRAMEWORK, value: x}]",
+         [{"name": "A", "value": "b"}]),
+        ("{VLLM_USE_V1: 1, A: b}", {"A": "b"}),
+        ("[VLLM_USE_V1=1]", []),
+    ],
+)  # fmt: skip
+def test_variables_on_one_line_of_a_manifest(old: str, new: object) -> None:
+    text = f"command: [vllm, serve, m]\nenv: {old}\n"
+    assert yaml.safe_load(migrate(text).new) == {"command": ["vllm", "serve", "m"], "env": new}
 
 
 def test_numbers_in_a_manifest_stay_text() -> None:

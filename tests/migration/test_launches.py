@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.migration.launches import JUDGED, NAMES, migrated, verdicts
+from tests.migration.published import JUDGED, NAMES, migrated, verdicts
 from tests.server.harness import clean_environment
 from vllm_neuron.migration import Launch, Verdict, migrate
 from vllm_neuron.migration.check import faults_of
@@ -71,7 +71,7 @@ def plain(launch: Launch) -> dict[str, object]:
 
 PARSE_ALL = """
 import json
-from tests.migration.launches import NAMES, migrated
+from tests.migration.published import NAMES, migrated
 from vllm_neuron.cli.migrate import flag_faults
 from vllm_neuron.migration import migrate
 from vllm_neuron.plugin.arguments import known_flags

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.migration.launches import label
+from tests.migration.published import label
 from vllm_neuron.config import legacy
 from vllm_neuron.config.options import NeuronConfig
 from vllm_neuron.migration.arguments import as_words
@@ -148,6 +148,7 @@ VALUES: list[tuple[dict[str, Any], str, Verdict, dict[str, Any]]] = [
     ({"on_device_sampling_config": {"beam_width": 4}}, "sampling.beam_width", N, {"on_device_sampling_config": {}}),
     ({"max_model_len": 4096}, "max_model_len", D, {}),
     ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization", V, {"gpu_memory_utilization": 0.5}),
+    ({"context_encoding_buckets": [128.5]}, "context_encoding_buckets", N, {}),
     ({"sequence_paralel_enabled": True}, "sequence_paralel_enabled", N, {}),
     ({"text_config": {"enable-bucketing": False}}, "enable_bucketing", V,
      {"num_batched_tokens_buckets": [4096], "num_seqs_buckets": [8]}),

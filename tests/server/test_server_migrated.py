@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.migration.launches import FOLDER
+from tests.migration.published import FOLDER
 from tests.server.harness import BIN, clean_environment, free_port, start
 
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"

@@ -171,7 +171,8 @@ def migrate_launch(
         typer.echo(command.as_json(migration))
     else:
         command.show(migration, result_console(stderr=True))
-        typer.echo(command.diff(migration) if diff else migration.new, nl=not migration.new.endswith("\n"))
+        text = command.diff(migration) if diff else migration.new
+        typer.echo(text, nl=not text.endswith("\n"))
     raise typer.Exit(command.NEEDS_A_PERSON if migration.open_rows else 0)
 
 

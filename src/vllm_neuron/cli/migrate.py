@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def _read(source: str) -> tuple[str, str]:
     """(text, name of its file or "")."""
     if source == "-":
         return sys.stdin.read(), ""
-    if len(source) < 4096 and "\n" not in source and Path(source).is_file():
+    if os.path.isfile(source):
         return Path(source).read_text(), source
     if source.strip() and not source.startswith("{") and len(source.split()) == 1:
         raise CommandError(f"{source}: no such file. Name a file, - for standard input, or quote a whole command.")

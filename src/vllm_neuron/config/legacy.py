@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "n_positions": _LENGTH,
     "batch_size": _BATCH,
     "max_batch_size": _BATCH,
-    "ctx_batch_size": _BATCH,
+    "ctx_batch_size": "Remove it: a prefill step has one prompt",
     "tkg_batch_size": _BATCH,
     "tp_degree": "Use vLLM's --tensor-parallel-size",
     "pp_degree": "Use vLLM's --pipeline-parallel-size",

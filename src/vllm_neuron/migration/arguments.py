@@ -20,6 +20,7 @@ ALIASES = {
 
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _SCRIPT = re.compile(r"vllm/entrypoints/(?:openai/)?api_server\.py$")
+_PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
 _DASHES = re.compile(r"^[-\u2010-\u2015]{1,2}(?=[A-Za-z])")
 _TELLING = (
     *("override_neuron_config", "additional_config", "tensor_parallel_size", "max_model_len", "max_num_seqs"),
@@ -41,14 +42,30 @@ def find_program(words: Sequence[Word]) -> tuple[int, int, str] | None:
     for index, text in enumerate(texts):
         after = texts[index + 1] if index + 1 < len(texts) else ""
         if text.rsplit("/", 1)[-1] == "vllm" and after == "serve":
-            return index, index + 2, SERVE
+            return index, index + 2, f"{text} {after}"
         if text == "-m" and after in _MODULES:
-            first = index - 1 if index and re.search(r"python[\d.]*$", texts[index - 1]) else index
-            return first, index + 2, f"python -m {after}"
+            first = _interpreter(texts, index)
+            return first, index + 2, f"{texts[first]} -m {after}"
         if _SCRIPT.search(text):
-            first = index - 1 if index and re.search(r"python[\d.]*$", texts[index - 1]) else index
-            return first, index + 1, f"python {text}"
+            first = _interpreter(texts, index)
+            return first, index + 1, f"{texts[first]} {text}"
     return None
+
+
+def _interpreter(texts: Sequence[str], index: int) -> int:
+    """Index of the Python that runs what stands at ``index``, with flags of its own between."""
+    first = index - 1
+    while first > 0 and texts[first].startswith("-"):
+        first -= 1
+    return first if first >= 0 and _PYTHON.search(texts[first]) else index
+
+
+def serve_command(program: str) -> str:
+    """`vllm serve` in the place of the API server's module, from the folder of its Python if that is named."""
+    if "api_server" not in program:
+        return program
+    python = re.match(r"(\S*/)?python[\d.]* ", program)
+    return f"{(python and python[1]) or ''}{SERVE}"
 
 
 def is_flag(text: str) -> bool:
@@ -133,5 +150,5 @@ def command_words(launch: Launch, joined: bool = False) -> list[str]:
     words = []
     if launch.program:
         model = options.pop("model", None)
-        words = [*SERVE.split(), *([] if model is None else [str(model.value)])]
+        words = [*launch.program.split(), *([] if model is None else [str(model.value)])]
     return words + [word for option in options.values() for word in as_words(option, joined)]

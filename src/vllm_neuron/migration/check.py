@@ -37,7 +37,7 @@ def faults_of(launch: Launch) -> tuple[Fault, ...]:
     environment = {name: value for name, value in launch.environment.items() if not isinstance(value, Expression)}
     additional = launch.options.get(ADDITIONAL)
     try:
-        resolve(settings_of(launch), _known(additional.value) if additional else None, environment)
+        resolve(settings_of(launch), _known(additional.value) if additional and additional.known else None, environment)
     except ConfigurationError as error:
         return error.faults
     return ()

@@ -19,12 +19,15 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
     return text
 
 
-def whole_lines(text: str, start: int, end: int) -> Edit:
-    """Removes a place with the spaces after it, and the lines it is on if nothing else is on them."""
+def lines_of(text: str, start: int, end: int) -> tuple[Edit, bool]:
+    """What removes the lines that a place is on, and whether nothing else is on them."""
     first = text.rfind("\n", 0, start) + 1
     after = text.find("\n", end)
     last = len(text) if after < 0 else after + 1
-    alone = not text[first:start].strip() and not text[end:last].strip(" \t\r\n;")
-    if alone:
-        return Edit(first, last)
-    return Edit(start, end + len(text[end:]) - len(text[end:].lstrip(" \t")))
+    return Edit(first, last), not text[first:start].strip() and not text[end:last].strip(" \t\r\n;")
+
+
+def whole_lines(text: str, start: int, end: int) -> Edit:
+    """Removes a place with the spaces after it, and the lines it is on if nothing else is on them."""
+    lines, alone = lines_of(text, start, end)
+    return lines if alone else Edit(start, end + len(text[end:]) - len(text[end:].lstrip(" \t")))

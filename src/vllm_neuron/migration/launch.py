@@ -62,7 +62,8 @@ class Launch:
     """What one command, call or container starts.
 
     Attributes:
-        program: how it is started, e.g. "vllm serve"; "" where only its options are known.
+        program: how it is started, e.g. "/venv/bin/vllm serve", "python -m vllm.entrypoints.openai.api_server" or
+            "LLM"; "" where only its options are known.
         options: by name, in the order of the source. The model is the option "model".
         environment: variables that the source sets for it. A value may be an Expression.
     """
@@ -77,7 +78,8 @@ class Row:
     """What became of one setting.
 
     Attributes:
-        place: what kind of setting it is: "flag", "variable", "neuron config", "sampling", "vision", "check".
+        place: what kind of setting it is: "program", "flag", "variable", "additional_config", "neuron config",
+            "sampling" or "vision"; "check" for what the checks have to say.
         old: its name and value as they were.
         verdict: what became of it.
         new: where it is now, or "".

@@ -7,9 +7,9 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.config.legacy import VLLM_PARAMETERS
-from vllm_neuron.migration.arguments import as_json
+from vllm_neuron.migration.arguments import as_json, serve_command
 from vllm_neuron.migration.draft import Draft
-from vllm_neuron.migration.launch import CALLS, SERVE, Expression, Launch, Option, Row, Verdict
+from vllm_neuron.migration.launch import CALLS, Expression, Launch, Option, Row, Verdict
 from vllm_neuron.migration.rules import FIELDS, FLAGS, SAMPLING, VARIABLES, VISION, Rule
 from vllm_neuron.migration.rules.nested import SAMPLING_GROUP, sampling
 from vllm_neuron.migration.rules.transforms import repeats
@@ -19,6 +19,8 @@ OVERRIDES = "override_neuron_config"
 ADDITIONAL = "additional_config"
 TEXT_GROUPS = ("text_config", "text_neuron_config")
 VISION_GROUPS = ("vision_config", "vision_neuron_config")
+UNREADABLE = "Its settings cannot be read here. Give them to `vllm-neuron migrate` as JSON of their own."
+LATE = "Its value is only known when the launch runs."
 _LONGEST_VALUE = 60
 
 
@@ -41,22 +43,25 @@ def map_launch(old: Launch, keep_tuning: bool = False) -> tuple[Launch, list[Row
     for group in groups:
         _fields(draft, group)
     _assemble(draft)
-    program = SERVE if old.program.startswith("python") else old.program
-    return Launch(program, draft.options, draft.environment), draft.rows
+    return Launch(serve_command(old.program), draft.options, draft.environment), draft.rows
 
 
 def _program(draft: Draft) -> None:
     program = draft.old.program
-    if not program.startswith("python"):
+    new = serve_command(program)
+    if new == program:
         return
     if "openai" in program:
-        draft.add("program", program, Verdict.RENAMED, SERVE, "The same server.")
+        draft.add("program", program, Verdict.RENAMED, new, "The same server.")
     else:
         text = "That was the demonstration server with /generate; vllm serve speaks OpenAI's protocol."
-        draft.add("program", program, Verdict.DECIDE, SERVE, text)
+        draft.add("program", program, Verdict.DECIDE, new, text)
 
 
 def _apply(draft: Draft, rule: Rule, place: str, shown: str, value: Any) -> None:
+    if isinstance(value, Expression) and rule.apply is not None and not rule.takes_expressions:
+        draft.add(place, shown, Verdict.DECIDE, rule.new, f"{LATE} {rule.reason}")
+        return
     outcome = rule.apply(draft, value) if rule.apply else None
     verdict = outcome.verdict if outcome else rule.verdict
     new = (outcome.new if outcome else "") or (rule.new if verdict == rule.verdict else "")
@@ -85,20 +90,16 @@ def _option(draft: Draft, option: Option) -> None:
     if option.value is None:
         draft.add("flag", shown, Verdict.DROPPED, "", "None is the default.")
         return
-    if rule is None or (not option.known and rule.apply is not None):
+    if rule is None:
         draft.keep(option.name)
-        if rule is None:
-            new = (
-                "the argument of vllm serve"
-                if option.name == "model" and draft.old.program not in ("", *CALLS)
-                else option.flag
-            )
-            draft.add("flag", shown, Verdict.KEPT, new, "An option of vLLM.")
-        else:
-            text = f"Its value is only known when the launch runs. {rule.reason}"
-            draft.add("flag", shown, Verdict.DECIDE, option.flag, text)
-        return
-    _apply(draft, rule, "flag", shown, option.value)
+        is_argument = option.name == "model" and draft.old.program not in ("", *CALLS)
+        new = "the argument of vllm serve" if is_argument else option.flag
+        draft.add("flag", shown, Verdict.KEPT, new, "An option of vLLM.")
+    elif not option.known and rule.apply is not None:
+        draft.keep(option.name)
+        draft.add("flag", shown, Verdict.DECIDE, option.flag, f"{LATE} {rule.reason}")
+    else:
+        _apply(draft, rule, "flag", shown, option.value)
 
 
 def _shown(draft: Draft, option: Option) -> str:
@@ -132,8 +133,10 @@ def _neuron_groups(draft: Draft) -> list[dict[str, Any]]:
             elif key == "encoder_neuron_config" and isinstance(value, dict):
                 draft.encoder |= value
                 draft.add(ADDITIONAL, key, Verdict.KEPT, key, "An option of this plugin.")
-            elif key == "vision_neuron_config":
+            elif key in VISION_GROUPS:
                 groups.append({key: value})
+            elif key in (OVERRIDES, "neuron_config", "encoder_neuron_config"):
+                draft.add(ADDITIONAL, f"{key}: {_short(value)}", Verdict.DECIDE, "--additional-config", UNREADABLE)
             else:
                 draft.additional[key] = value
                 draft.add(ADDITIONAL, f"{key}: {_short(value)}", Verdict.KEPT, key, "Not a setting of NxD Inference.")
@@ -153,8 +156,7 @@ def _read(draft: Draft, option: Option) -> dict[str, Any] | None:
         return with_underscores(option.value)
     found = None if isinstance(option.value, bool) else read_mapping(_text(option.value))
     if found is None:
-        text = "Its settings cannot be read here. Give them to `vllm-neuron migrate` as JSON of their own."
-        draft.add("flag", option.flag, Verdict.DECIDE, "--additional-config", text)
+        draft.add("flag", option.flag, Verdict.DECIDE, "--additional-config", UNREADABLE)
         return None
     values, exact = found
     if not exact:
@@ -172,7 +174,8 @@ def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     inner = {
         key: value for name in TEXT_GROUPS if isinstance(group.get(name), dict) for key, value in group[name].items()
     }
-    return {**{key: value for key, value in group.items() if key not in TEXT_GROUPS}, **inner}
+    outer = {key: value for key, value in group.items() if key not in TEXT_GROUPS or not isinstance(value, dict)}
+    return {**outer, **inner}
 
 
 def _fields(draft: Draft, group: Mapping[str, Any]) -> None:
@@ -182,9 +185,8 @@ def _fields(draft: Draft, group: Mapping[str, Any]) -> None:
             _sampling(draft, value)
         elif name in VISION_GROUPS and isinstance(value, dict):
             _vision(draft, value)
-        elif name in FIELDS and isinstance(value, Expression) and FIELDS[name].verdict is not Verdict.DROPPED:
-            text = "Its value is only known when the launch runs."
-            draft.add("neuron config", shown, Verdict.DECIDE, FIELDS[name].new, f"{text} {FIELDS[name].reason}")
+        elif name in (*TEXT_GROUPS, *VISION_GROUPS):
+            draft.add("neuron config", shown, Verdict.DECIDE, "", UNREADABLE)
         elif name in FIELDS:
             _apply(draft, FIELDS[name], "neuron config", shown, value)
         elif name in VLLM_PARAMETERS:
@@ -204,11 +206,14 @@ def _sampling(draft: Draft, value: Any) -> None:
     if value is None:
         draft.add("neuron config", SAMPLING_GROUP, Verdict.DROPPED, "", "Sampling on the CPU is the default.")
         return
+    if not isinstance(value, dict):
+        draft.add("neuron config", f"{SAMPLING_GROUP}: {_short(value)}", Verdict.DECIDE, SAMPLING_GROUP, UNREADABLE)
+        return
     sampling(draft)
     where = f"neuron_config.{SAMPLING_GROUP}"
     text = "It turns sampling on the device on; without it the CPU samples."
     draft.add("neuron config", f"{SAMPLING_GROUP}: {_short(value)}", Verdict.KEPT, where, text)
-    for name, item in value.items() if isinstance(value, dict) else ():
+    for name, item in value.items():
         if name in SAMPLING:
             _apply(draft, SAMPLING[name], "sampling", f"{name}: {_short(item)}", item)
         else:

@@ -44,12 +44,12 @@ def with_underscores(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(value: Any) -> int | None:
-    """The integer that a value stands for, or None. Booleans are none."""
-    if isinstance(value, bool):
+    """The integer that a value stands for, or None. Booleans and fractions are none."""
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         return None
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -13,6 +13,7 @@ from vllm_neuron.migration.launch import Change, Expression, Launch, LaunchError
 _COMMANDS = ("entrypoint", "command", "args")
 _ENVIRONMENTS = ("env", "environment")
 _PLAIN = re.compile(r"(?:--)?[A-Za-z_/.][\w/.:@=-]*")
+_COMMA = re.compile(r"\s*,\s*")
 _RESERVED = re.compile(r"(?i)(?:true|false|yes|no|on|off|null|y|n)")
 
 
@@ -120,19 +121,21 @@ class _Variable(NamedTuple):
 
 
 def _variables(text: str, node: yaml.Node) -> Iterator[_Variable]:
-    """Those of `name: value`, `- name=value` and `- {name: ..., value: ...}`, each on lines of its own."""
+    """Those of `name: value`, `- name=value` and `- {name: ..., value: ...}`."""
+    flow = bool(node.flow_style) if isinstance(node, yaml.CollectionNode) else False
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield _Variable(key.value, _value(value), _lines(text, key, value))
+            yield _Variable(key.value, _value(value), _removal(text, key, value, flow))
         return
     for item in node.value if isinstance(node, yaml.SequenceNode) else ():
         if isinstance(item, yaml.ScalarNode):
             name, _, rest = item.value.partition("=")
-            yield _Variable(name, rest, _lines(text, item, item))
+            yield _Variable(name, rest, _removal(text, item, item, flow))
         elif isinstance(item, yaml.MappingNode):
             pairs = {key.value: value for key, value in item.value}
             if isinstance(pairs.get("name"), yaml.ScalarNode):
-                removal = _lines(text, item.value[0][0], item.value[-1][1])
+                ends = (item, item) if flow else (item.value[0][0], item.value[-1][1])
+                removal = _removal(text, *ends, flow)
                 yield _Variable(pairs["name"].value, _value(pairs.get("value")), removal)
 
 
@@ -140,8 +143,11 @@ def _value(node: yaml.Node | None) -> str:
     return node.value if isinstance(node, yaml.ScalarNode) else Expression("")
 
 
-def _lines(text: str, first: yaml.Node, last: yaml.Node) -> Edit:
-    """Whole lines from one node to another."""
+def _removal(text: str, first: yaml.Node, last: yaml.Node, flow: bool) -> Edit:
+    """Removes an item from one node to another: its lines, or in flow style the item with the comma after it."""
+    if flow:
+        comma = _COMMA.match(text, _end(text, last))
+        return Edit(first.start_mark.index, comma.end() if comma else _end(text, last))
     start = text.rfind("\n", 0, first.start_mark.index) + 1
     end = text.find("\n", _end(text, last))
     return Edit(start, len(text) if end < 0 else end + 1)

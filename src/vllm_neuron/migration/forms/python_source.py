@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vllm_neuron.migration.edits import Edit, apply, whole_lines
+from vllm_neuron.migration.edits import Edit, apply, lines_of
 from vllm_neuron.migration.launch import CALLS, Change, Expression, Launch, LaunchError, Option
 
 INDENT = 4
@@ -106,6 +106,7 @@ def _value(node: ast.expr, source: _Source, names: Mapping[str, Any]) -> Any:
 
 def _environment(tree: ast.Module, source: _Source, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Edit]]]:
     """(name, (value, its removal)) for each `os.environ[name] = value` and `os.environ.setdefault(name, value)`."""
+    lonely = {body[0] for node in ast.walk(tree) for body in _bodies(node) if len(body) == 1}
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Subscript(value=place, slice=ast.Constant(value=str() as name))]):
@@ -119,7 +120,22 @@ def _environment(tree: ast.Module, source: _Source, names: Mapping[str, Any]) ->
         if _name(place) == "environ":
             found = _value(value, source, names)
             text = found if isinstance(found, Expression) else str(found)
-            yield name, (text, whole_lines(source.text, *source.span(node)))
+            yield name, (text, _removal(node, source, node in lonely))
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Blocks of statements of a node, none of which may become empty; the module itself may."""
+    for name in ("body", "orelse", "finalbody"):
+        body = getattr(node, name, None)
+        if isinstance(body, list) and not isinstance(node, ast.Module):
+            yield body
+
+
+def _removal(node: ast.stmt, source: _Source, lonely: bool) -> Edit:
+    """Removes a statement with its lines, or puts `pass` in its place where something has to stand."""
+    start, end = source.span(node)
+    lines, alone = lines_of(source.text, start, end)
+    return lines if alone and not lonely else Edit(start, end, "pass")
 
 
 def _options(call: ast.Call, source: _Source, names: Mapping[str, Any]) -> dict[str, Option]:

@@ -3,6 +3,7 @@
 Only the command that serves and the assignments of its environment are touched; the rest of the script stays.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,13 @@ from vllm_neuron.migration.arguments import (
     read_options,
 )
 from vllm_neuron.migration.edits import Edit, apply, whole_lines
-from vllm_neuron.migration.launch import SERVE, Change, Expression, Launch, Option
+from vllm_neuron.migration.launch import Change, Expression, Launch, Option
 from vllm_neuron.migration.words import Token, tokenize, unquote
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_RUNS_TEXT = re.compile(r"^-\w*c$")
+_RUN_TEXT = ("eval", "ssh", "tmux", "screen")
+"""What takes a script in quotes as an argument: a shell's -c, and these commands."""
 _SERVES = re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints\.")
 _CONTINUED = re.compile(r"\\\r?\n([ \t]*)")
 _SPACE = re.compile(r"(?:[ \t]|\\\r?\n)+")
@@ -116,7 +120,7 @@ def _read_command(script: _Script, tokens: Sequence[Token]) -> None:
     if leading == len(tokens):
         _assign(script, tokens)
     elif tokens[0].text in ("export", "declare", "typeset"):
-        _assign(script, [token for token in tokens if _ASSIGNMENT.match(token.text)], tokens[0])
+        _assign(script, tokens[1:], tokens[0])
     elif program is not None:
         first, arguments, name = program
         environment = _environment(script, tokens[:first])
@@ -125,8 +129,9 @@ def _read_command(script: _Script, tokens: Sequence[Token]) -> None:
     elif is_flag(words[0].text) and looks_like_arguments(options := read_options(_split(words))):
         _replace(script, tokens, Launch("", options, script.environment()))
     else:
-        for token in tokens:
-            if len(token.text) > 2 and token.text[0] in "'\"" and _SERVES.search(token.text):
+        for before, token in itertools.pairwise(tokens):
+            runs = _RUNS_TEXT.search(before.text) or tokens[0].text in _RUN_TEXT
+            if runs and token.text[0] in "'\"" and _SERVES.search(token.text):
                 script.edits.append(Edit(token.start, token.end, _nested(script, token, tokens)))
 
 
@@ -134,9 +139,8 @@ def _split(words: Sequence[Word]) -> list[Word]:
     """The words as the shell sees them: a variable without quotes becomes as many words as its value has."""
     found: list[Word] = []
     for word in words:
-        parts = (
-            word.text.split() if (word.written or "").startswith("$") and not isinstance(word.text, Expression) else ()
-        )
+        bare = (word.written or "").startswith("$") and not isinstance(word.text, Expression)
+        parts = word.text.split() if bare else []
         if len(parts) < 2:
             found.append(word)
         else:
@@ -152,15 +156,21 @@ def _replace(script: _Script, tokens: Sequence[Token], launch: Launch) -> None:
 def _assign(script: _Script, tokens: Sequence[Token], export: Token | None = None) -> None:
     """Assignments without a command. A variable goes together with its statement if it is alone there."""
     for token in tokens:
-        name, value = token.text.split("=", 1)
-        if name.endswith("+"):
-            name = name[:-1]
-            value = shlex.quote(script.variables.get(name, "")) + value
-        script.set(name, script.value(value), again=token.text[: len(name) + 1].endswith("+"))
+        match = _ASSIGNMENT.match(token.text)
+        if match is None:
+            continue
+        name, appends = match[1], bool(match[2])
+        value = script.value(token.text[match.end() :])
+        script.set(name, _joined(script.variables.get(name, ""), value) if appends else value, appends)
         if export is not None:
             script.exported.add(name)
         start = export.start if export is not None and len(tokens) == 1 else token.start
         script.assigned.setdefault(name, []).append(whole_lines(script.text, start, token.end))
+
+
+def _joined(first: str, second: str) -> str:
+    known = not isinstance(first, Expression) and not isinstance(second, Expression)
+    return first + second if known else Expression(first + second)
 
 
 def _environment(script: _Script, before: Sequence[Token]) -> dict[str, str]:
@@ -202,7 +212,7 @@ def _parts(launch: Launch) -> Iterator[str]:
     model = launch.options.get("model")
     options = [option for option in launch.options.values() if option.name != "model" or not launch.program]
     if launch.program:
-        yield SERVE if model is None else f"{SERVE} {_value(model)}"
+        yield launch.program if model is None else f"{launch.program} {_value(model)}"
     for option in options:
         if option is model:
             yield _value(option) if option.positional else f"{option.flag} {_value(option)}"

@@ -22,11 +22,11 @@ _ATTENTION_PARALLEL = (
 )
 
 LENGTHS_AND_BATCHES = (
-    *(Rule(name, Verdict.DROPPED, "--max-model-len", _LENGTH, 4096, transforms.repeats("max_model_len"))
+    *(Rule(name, Verdict.DROPPED, "--max-model-len", _LENGTH, 4096, transforms.repeats("max_model_len"), True)
       for name in ("seq_len", "max_length", "n_positions")),
     *(Rule(name, Verdict.DROPPED, "", "Prompts may be as long as --max-model-len allows.", 2048,
            transforms.longest_prompt) for name in ("max_context_length", "max_prompt_length")),
-    *(Rule(name, Verdict.DROPPED, "--max-num-seqs", _REQUESTS, 8, transforms.repeats("max_num_seqs"))
+    *(Rule(name, Verdict.DROPPED, "--max-num-seqs", _REQUESTS, 8, transforms.repeats("max_num_seqs"), True)
       for name in ("batch_size", "max_batch_size", "tkg_batch_size")),
     *dropped(_ONE_PROMPT, ctx_batch_size=1, spec_batch_size=1),
     *dropped("Requests say so by max_tokens.", max_new_tokens=512),
@@ -59,11 +59,11 @@ NUMERICS = (
 
 PARALLELISM = (
     Rule("tp_degree", Verdict.DROPPED, "--tensor-parallel-size", "It says what --tensor-parallel-size says.", 32,
-         transforms.repeats("tensor_parallel_size")),
+         transforms.repeats("tensor_parallel_size"), True),
     Rule("pp_degree", Verdict.RENAMED, "--pipeline-parallel-size", "It says what --pipeline-parallel-size says.", 2,
-         transforms.repeats("pipeline_parallel_size")),
+         transforms.repeats("pipeline_parallel_size"), True),
     Rule("dp_degree", Verdict.RENAMED, "--data-parallel-size", "Data parallelism is vLLM's own now.", 2,
-         transforms.repeats("data_parallel_size")),
+         transforms.repeats("data_parallel_size"), True),
     *(Rule(name, Verdict.RENAMED, "--enable-expert-parallel",
            "Expert parallelism is vLLM's own now; its degree is that of tensor times data parallelism.", 8,
            transforms.expert_parallel) for name in ("ep_degree", "moe_ep_degree")),
@@ -133,7 +133,15 @@ COMPUTATION = (
 )  # fmt: skip
 
 TODAYS = tuple(
-    Rule(name, Verdict.KEPT, f"neuron_config.{name}", "An option of this plugin.", example, transforms.keep_field(name))
+    Rule(
+        name,
+        Verdict.KEPT,
+        f"neuron_config.{name}",
+        "An option of this plugin.",
+        example,
+        transforms.keep_field(name),
+        True,
+    )
     for name, example in {
         "num_batched_tokens_buckets": [512, 4096],
         "num_seqs_buckets": [1, 8],

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vllm_neuron.migration.draft import Draft
-from vllm_neuron.migration.launch import Expression, Verdict
+from vllm_neuron.migration.launch import Verdict
 from vllm_neuron.migration.rules.rule import Outcome, Rule, dropped, table, undecided
 from vllm_neuron.migration.values import is_on, whole_number
 
@@ -50,20 +50,20 @@ SAMPLING = table(
          "unless dynamic is on.", True, _do_sample),
     *dropped("There is no such choice.", deterministic=False),
     Rule("temperature", Verdict.KEPT, "on_device_sampling_config.temperature", _DEFAULT, 0.6,
-         _default_of("temperature")),
-    Rule("top_p", Verdict.KEPT, "on_device_sampling_config.top_p", _DEFAULT, 0.95, _default_of("top_p")),
-    Rule("top_k", Verdict.KEPT, "on_device_sampling_config.top_k", _DEFAULT, 20, _default_of("top_k")),
+         _default_of("temperature"), True),
+    Rule("top_p", Verdict.KEPT, "on_device_sampling_config.top_p", _DEFAULT, 0.95, _default_of("top_p"), True),
+    Rule("top_k", Verdict.KEPT, "on_device_sampling_config.top_k", _DEFAULT, 20, _default_of("top_k"), True),
     Rule("global_topk", Verdict.RENAMED, "on_device_sampling_config.top_k",
-         "It limited every request; top_k is the default of those that leave it unset.", 64, _limit_of_top_k),
+         "It limited every request; top_k is the default of those that leave it unset.", 64, _limit_of_top_k, True),
     Rule("all_greedy", Verdict.KEPT, "on_device_sampling_config.all_greedy", "An option of this plugin.", True,
-         _default_of("all_greedy")),
+         _default_of("all_greedy"), True),
 )  # fmt: skip
 """Fields of `on_device_sampling_config`."""
 
 
 def _encoder_degree(name: str) -> Any:
     def apply(draft: Draft, value: Any) -> Outcome | None:
-        if whole_number(value) == 1 and not isinstance(value, Expression):
+        if whole_number(value) == 1:
             return Outcome(Verdict.DROPPED, "", "1 is the default.")
         draft.encoder[name] = value
         return None
@@ -81,11 +81,11 @@ def _encoder_option(name: str) -> Any:
 
 VISION = table(
     Rule("tp_degree", Verdict.RENAMED, "encoder_neuron_config.tp_size", "The encoder has a group of its own.", 16,
-         _encoder_degree("tp_size")),
+         _encoder_degree("tp_size"), True),
     Rule("dp_degree", Verdict.RENAMED, "encoder_neuron_config.dp_size", "The encoder has a group of its own.", 4,
-         _encoder_degree("dp_size")),
+         _encoder_degree("dp_size"), True),
     *(Rule(old, Verdict.RENAMED, f"encoder_neuron_config.{new}", "The name of an earlier release.", example,
-           _encoder_option(new)) for old, new, example in (
+           _encoder_option(new), True) for old, new, example in (
         ("num_vision_tokens_buckets", "num_encoder_input_buckets", [2048]),
         ("vision_attention_block_size", "encoder_attention_block_size", 2048),
         ("max_vision_seq_len", "max_encoder_seq_len", 8192))),

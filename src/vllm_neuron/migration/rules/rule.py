@@ -30,7 +30,9 @@ class Rule:
         new: where it goes, or "".
         reason: why, and what it depends on.
         example: a value that the verdict holds for.
-        apply: what to write into the draft; None for nothing, and for a name that is kept for the value as it is.
+        apply: what to write into the draft; None for nothing.
+        takes_expressions: it can do so with a value that is only known when the launch runs. For other rules such a
+            value needs a decision.
     """
 
     old: str
@@ -39,6 +41,7 @@ class Rule:
     reason: str
     example: Any
     apply: Apply | None = None
+    takes_expressions: bool = False
 
 
 def dropped(reason: str, **examples: Any) -> Iterator[Rule]:

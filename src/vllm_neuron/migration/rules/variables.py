@@ -33,7 +33,7 @@ VARIABLES = table(
     Rule("NEURON_COMPILED_ARTIFACTS", Verdict.DECIDE, "NEURON_COMPILED_ARTIFACTS",
          "The variable stays, but what NxD Inference compiled cannot be loaded: name an empty folder, which is filled, "
          "or unset it.", "artifacts/llama",
-         lambda draft, value: draft.environment.update(NEURON_COMPILED_ARTIFACTS=value)),
+         lambda draft, value: draft.environment.update(NEURON_COMPILED_ARTIFACTS=value), True),
     Rule("NEURON_CONTEXT_LENGTH_BUCKETS", Verdict.RENAMED, "neuron_config.num_batched_tokens_buckets",
          "Buckets are options of neuron_config.", "128,512", prompt_buckets),
     Rule("NEURON_TOKEN_GEN_BUCKETS", Verdict.RENAMED, "neuron_config.decode_context_length_buckets",
