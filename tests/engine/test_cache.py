@@ -208,14 +208,14 @@ def compiles(root: Path) -> list[str]:
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
-    processes = [start_compiling(tmp_path, 0.5) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    processes = [start_compiling(tmp_path, 0.5) for _ in range(3)]
+    assert [process.wait(240) for process in processes] == [0] * 3
     assert len(compiles(tmp_path)) == 1
 
 
 def test_process_killed_half_way_leaves_no_entry_and_holds_no_lock(tmp_path: Path) -> None:
     owner = start_compiling(tmp_path, 600)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not compiles(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -225,7 +225,7 @@ def test_process_killed_half_way_leaves_no_entry_and_holds_no_lock(tmp_path: Pat
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait(10)
     assert not entry(tmp_path).exists()
-    assert waiter.wait(30) == 0
+    assert waiter.wait(240) == 0
     assert len(compiles(tmp_path)) == 2
     assert fetch(cache_of(tmp_path)) == "graph:1"
 
