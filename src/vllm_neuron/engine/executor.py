@@ -95,7 +95,10 @@ class GraphExecutor:
         self._compiler = GraphCompiler(self._model, self._config, self._route, self._cache, self._dtype, num_blocks)
 
     def warm_up(self, report: Report | None = None) -> None:
-        """Make every graph of the list ready and run each once on padding only; afterwards no step compiles.
+        """Make every graph of the list ready and run it once on padding only; afterwards no step compiles.
+
+        In CPU mode large prefill graphs that come from the cache do not run: each would take seconds, and the smallest
+        shows as well that cache, weights and machine fit.
 
         Graphs that are not in the cache are compiled by this process one after the other, which costs least as long as
         each takes seconds. If the number of compile workers or the compile timeout is set, they are compiled first, in
@@ -128,11 +131,16 @@ class GraphExecutor:
             start = time.monotonic()
             if graph.kind == "prompt_logits":
                 self._hidden_to_logits(graph)
-            else:
+            elif self._must_run(graph, compiled):
                 self._step(graph, ())
             seconds = compiled.seconds + time.monotonic() - start
             self.statistics.seconds[graph.name] = seconds
             report(GraphReady(graph.name, index, len(self.graphs), seconds, compiled.source))
+
+    def _must_run(self, graph: GraphSpec, compiled: CompiledGraph) -> bool:
+        if not self._config.cpu_mode or compiled.source == "compiled" or graph.kind != "prefill":
+            return True
+        return graph.tokens == min(self._config.num_batched_tokens_buckets)
 
     def run_prefill(self, row: Row) -> StepOutputs:
         """Compute many tokens of one request.
