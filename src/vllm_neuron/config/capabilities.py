@@ -106,8 +106,6 @@ def _multimodal(settings: ServingSettings, parsed: Parsed) -> Iterator[Fault]:
     if settings.is_multimodal:
         names = ", ".join(settings.architectures)
         yield _later("multimodal models", "architectures", names, "Serve a text model.")
-    if settings.enable_prompt_embeds:
-        yield _later("prompt embeddings", "enable_prompt_embeds", True, "Remove --enable-prompt-embeds.")
     if settings.ec_connector:
         remedy = "Remove the encoder cache transfer config."
         yield _later("encoder-disaggregated inference", "ec_connector", settings.ec_connector, remedy)

@@ -41,6 +41,7 @@ class ResolvedConfig:
         kv_segment_size: tokens per prefill segment, or None when segmented prefill is off.
         block_size: tokens per KV block.
         enable_prefix_caching: reuse KV blocks of shared prefixes.
+        enable_prompt_embeds: prompts may be embeddings instead of token ids.
         v2_model_runner: which scheduler protocol the model runner speaks.
         disable_warmup_compile: a graph that is not in the cache is a fatal error.
         disable_nki_kernels: trace torch twins instead of kernels.
@@ -75,6 +76,7 @@ class ResolvedConfig:
     v2_model_runner: bool
     disable_warmup_compile: bool
     disable_nki_kernels: bool
+    enable_prompt_embeds: bool = False
     cpu_compile: bool = False
     platform_target: str | None = None
     disable_compile_cache: bool = False

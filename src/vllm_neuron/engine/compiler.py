@@ -212,7 +212,8 @@ class GraphCompiler:
             (torch.empty(s, dtype=self.dtype, device="meta"), torch.empty(s, dtype=self.dtype, device="meta"))
             for s in shapes
         ]
-        builder = InputBuilder(graph, self.config.block_size, num_groups(self.model.kv_layers))
+        groups = num_groups(self.model.kv_layers)
+        builder = InputBuilder(graph, self.config.block_size, groups, self.model.hidden_size, self.dtype)
         return weights, kv_cache, pytree.tree_map(_to_meta, builder.build(()))
 
 

@@ -80,7 +80,9 @@ class GraphExecutor:
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
         self._executables: dict[GraphSpec, Executable] = {}
         groups = num_groups(model.kv_layers)
-        self._builders = {g: InputBuilder(g, config.block_size, groups) for g in self.graphs if g.context}
+        self._builders = {
+            g: InputBuilder(g, config.block_size, groups, model.hidden_size, dtype) for g in self.graphs if g.context
+        }
         self._hidden = torch.zeros(prompt_logits_graph(self.graphs).tokens, model.hidden_size, dtype=dtype)
 
     @property

@@ -24,19 +24,22 @@ class GraphSpec:
         tokens: T, rows of the step.
         requests: B, requests of the step.
         context: S, tokens that a request's block table spans; 0 for "prompt_logits".
+        embeddings: whether rows may be embeddings instead of token ids; true of "prefill" only.
     """
 
     kind: GraphKind
     tokens: int
     requests: int
     context: int
+    embeddings: bool = False
 
     @property
     def name(self) -> str:
         """Name in logs, metrics and cache manifests, e.g. "decode_b8_ctx4096"."""
         match self.kind:
             case "prefill":
-                return f"prefill_t{self.tokens}_ctx{self.context}"
+                takes = "_embeds" if self.embeddings else ""
+                return f"prefill_t{self.tokens}_ctx{self.context}{takes}"
             case "decode":
                 return f"decode_b{self.requests}_ctx{self.context}"
             case "prompt_logits":
@@ -50,7 +53,8 @@ def list_graphs(config: ResolvedConfig) -> tuple[GraphSpec, ...]:
     """
     longest = round_up_to_blocks(config.max_model_len, config.block_size)
     contexts = {round_up_to_blocks(c, config.block_size) for c in config.decode_context_length_buckets} | {longest}
-    graphs = {GraphSpec("prefill", tokens, 1, longest) for tokens in config.num_batched_tokens_buckets}
+    embeds = config.enable_prompt_embeds
+    graphs = {GraphSpec("prefill", tokens, 1, longest, embeds) for tokens in config.num_batched_tokens_buckets}
     graphs |= {GraphSpec("decode", b, b, context) for b in config.num_seqs_buckets for context in contexts}
     graphs.add(GraphSpec("prompt_logits", min(config.num_batched_tokens_buckets), 1, 0))
     return tuple(sorted(graphs, key=lambda g: (-g.tokens * g.context, -g.tokens, g.kind)))

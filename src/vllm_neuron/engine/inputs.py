@@ -13,7 +13,7 @@ import torch
 
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.kv_cache.layout import NULL_BLOCK, blocks_for
-from vllm_neuron.models.model import StepInputs
+from vllm_neuron.models.model import PromptEmbeddings, StepInputs
 
 PADDING_SLOT = 0
 """The first slot of the null block."""
@@ -27,12 +27,14 @@ class Row(NamedTuple):
         start: position of the first of them, which is also the number of tokens whose KV is in the cache already.
         block_ids: per KV group the request's physical blocks in order, integers; more than the step needs is fine.
         wants_logits: whether the step returns logits for the last token.
+        embeddings: [m, H] floating point, what the first m of the tokens are instead of their ids; None if all are ids.
     """
 
     token_ids: np.ndarray
     start: int
     block_ids: tuple[np.ndarray, ...]
     wants_logits: bool = True
+    embeddings: torch.Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -47,9 +49,18 @@ class InputBuilder:
         graph: a prefill or decode graph.
         block_size: BS, tokens per KV block; it divides the graph's context.
         num_groups: G, KV groups of the model.
+        hidden_size: H, of graphs that take embeddings.
+        dtype: of those embeddings.
     """
 
-    def __init__(self, graph: GraphSpec, block_size: int, num_groups: int) -> None:
+    def __init__(
+        self,
+        graph: GraphSpec,
+        block_size: int,
+        num_groups: int,
+        hidden_size: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.graph = graph
         self._block_size = block_size
         columns = graph.context // block_size
@@ -63,6 +74,12 @@ class InputBuilder:
                 torch.full((graph.tokens,), PADDING_SLOT, dtype=torch.int32) for _ in range(num_groups)
             ),
             logits_rows=torch.zeros(graph.requests, dtype=torch.int32),
+            embeddings=PromptEmbeddings(
+                values=torch.zeros(graph.tokens, hidden_size, dtype=dtype),
+                mask=torch.zeros(graph.tokens, dtype=torch.bool),
+            )
+            if graph.embeddings
+            else (),
         )
         # The same memory seen by numpy, whose small assignments cost a fraction of torch's.
         self._token_ids = self.inputs.token_ids.numpy()
@@ -83,6 +100,7 @@ class InputBuilder:
         self._check(rows)
         if self.graph.kind == "prefill":
             self._fill_prefill(rows)
+            self._fill_embeddings(rows)
         else:
             self._fill_decode(rows)
         return self.inputs
@@ -97,6 +115,8 @@ class InputBuilder:
                 raise ValueError(f"{name}: {len(row.token_ids)} tokens of one request, {tokens_per_request} fit")
             if row.start < 0 or row.end > context:
                 raise ValueError(f"{name}: positions {row.start} to {row.end - 1} in a context of {context} tokens")
+            if row.embeddings is not None:
+                self._check_embeddings(row.embeddings, len(row.token_ids))
             if len(row.block_ids) != len(self._block_tables):
                 raise ValueError(f"{name}: {len(row.block_ids)} block lists for {len(self._block_tables)} KV groups")
             first, last = row.start // self._block_size, blocks_for(row.end, self._block_size)
@@ -106,6 +126,14 @@ class InputBuilder:
                         f"{name}: KV group {group} has blocks {block_ids.tolist()} for a request of {row.end} tokens, "
                         f"of which the last {len(row.token_ids)} are to be written"
                     )
+
+    def _check_embeddings(self, given: torch.Tensor, tokens: int) -> None:
+        if not self.inputs.embeddings:
+            raise ValueError(f"{self.graph.name}: embeddings where the graph takes token ids only")
+        hidden_size = self.inputs.embeddings.values.shape[1]
+        if given.dim() != 2 or given.shape[1] != hidden_size or len(given) > tokens:
+            form = list(given.shape)
+            raise ValueError(f"{self.graph.name}: embeddings {form} for {tokens} tokens of hidden size {hidden_size}")
 
     def _fill_prefill(self, rows: Sequence[Row]) -> None:
         live = len(rows[0].token_ids) if rows else 0
@@ -127,6 +155,19 @@ class InputBuilder:
             self._fill_table(table[0], block_ids, row.end)
             slots[:live] = np.asarray(block_ids)[blocks] * self._block_size + offsets
             slots[live:] = PADDING_SLOT
+
+    def _fill_embeddings(self, rows: Sequence[Row]) -> None:
+        """What an earlier step left in rows outside the mask stays there: the graph does not read it."""
+        if not self.inputs.embeddings:
+            return
+        values, mask = self.inputs.embeddings
+        given = rows[0].embeddings if rows else None
+        count = 0 if given is None else len(given)
+        mask[:count] = True
+        mask[count:] = False
+        if given is not None:
+            values[:count] = given
+            self._token_ids[:count] = 0
 
     def _fill_decode(self, rows: Sequence[Row]) -> None:
         live, block_size = len(rows), self._block_size

@@ -11,7 +11,7 @@ import torch
 
 from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec, LayerCache
-from vllm_neuron.models.model import Model, StepInputs
+from vllm_neuron.models.model import Model, StepInputs, input_embeddings
 from vllm_neuron.models.rope_scaling import RopeTable
 from vllm_neuron.weights.table import Weights, WeightSpec, WeightTable
 
@@ -112,7 +112,7 @@ def forward(
 ) -> tuple[torch.Tensor, KVCache]:
     """Hidden states [T, H] after the final norm, and the cache with this step's keys and values."""
     cos, sin = nn.rope_tables(inputs.positions, weights[INV_FREQ], config.rope_scale)
-    residual = nn.embedding(inputs.token_ids, weights["embed"])
+    residual = input_embeddings(inputs, weights["embed"])
     normed = nn.rms_norm(residual, weights["layers.0.attn_norm"], config.norm_eps)
     new_cache = []
     for layer in range(config.num_layers):

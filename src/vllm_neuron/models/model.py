@@ -10,12 +10,26 @@ from typing import NamedTuple
 
 import torch
 
+from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec
 from vllm_neuron.weights.table import Weights, WeightTable
 
 
+class PromptEmbeddings(NamedTuple):
+    """Rows of a prefill step that are given as embeddings rather than as token ids.
+
+    Attributes:
+        values: [T, H] in the model's dtype; only the rows of the mask count.
+        mask: [T] bool, true for the rows whose embedding is given. Their token id is 0.
+    """
+
+    values: torch.Tensor
+    mask: torch.Tensor
+
+
 class StepInputs(NamedTuple):
-    """Everything that varies from step to step. All int32; a graph is specialised to the shapes only.
+    """Everything that varies from step to step. A graph is specialised to the shapes only; what is not said otherwise
+    is int32.
 
     A step holds B requests with T / B rows each: a prefill step has B = 1, a decode step one row per request.
 
@@ -27,6 +41,7 @@ class StepInputs(NamedTuple):
         slot_mappings: G tensors [T]: the slot each row's keys and values are written to. Padding rows write to slots
             of the null block, never to a live one.
         logits_rows: [R]: the rows of T whose logits the step returns (R = B). Padding repeats the last row.
+        embeddings: in prefill graphs where prompts may be embeddings, in no other.
     """
 
     token_ids: torch.Tensor
@@ -34,6 +49,8 @@ class StepInputs(NamedTuple):
     block_tables: tuple[torch.Tensor, ...]
     slot_mappings: tuple[torch.Tensor, ...]
     logits_rows: torch.Tensor
+    # A tuple without tensors is no argument of a graph at all, which None would be.
+    embeddings: PromptEmbeddings | tuple[()] = ()
 
 
 class StepOutputs(NamedTuple):
@@ -77,3 +94,11 @@ class Model:
         """The function every prefill and decode graph is made of."""
         hidden, kv_cache = self.forward(weights, kv_cache, inputs)
         return StepOutputs(self.logits(weights, hidden[inputs.logits_rows]), hidden), kv_cache
+
+
+def input_embeddings(inputs: StepInputs, table: torch.Tensor) -> torch.Tensor:
+    """What the first layer reads [T, H]: rows of `table` [V, H] by token id, or those that the step brings along."""
+    embedded = nn.embedding(inputs.token_ids, table)
+    if not inputs.embeddings:
+        return embedded
+    return torch.where(inputs.embeddings.mask.unsqueeze(1), inputs.embeddings.values, embedded)

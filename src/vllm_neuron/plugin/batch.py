@@ -59,7 +59,10 @@ class Batch:
     def discard(self, req_ids: Collection[str]) -> None:
         """Forget requests that have finished, or that go on in the other batch."""
         for req_id in req_ids:
-            self.input_batch.remove_request(req_id)
+            index = self.input_batch.remove_request(req_id)
+            if index is not None:
+                # Otherwise they stay in memory until the row has embeddings again.
+                self.input_batch.req_prompt_embeds.pop(index, None)
 
     def sync(
         self,
@@ -82,7 +85,7 @@ class Batch:
         for req_id in scheduled:
             index = batch.req_id_to_index.get(req_id)
             if index is None:
-                batch.add_request(states[req_id])
+                self._add(states[req_id])
                 continue
             batch.num_computed_tokens_cpu[index] = states[req_id].num_computed_tokens
             blocks = new_blocks.get(req_id)
@@ -90,6 +93,13 @@ class Batch:
                 batch.block_table.append_row(blocks, index)
         batch.condense()
         batch.refresh_metadata()
+
+    def _add(self, state: CachedRequestState) -> None:
+        batch = self.input_batch
+        index = batch.add_request(state)
+        if state.prompt_token_ids is None:
+            # The sampler's penalties would count ids that the row's last request has left behind. This id is none.
+            batch.token_ids_cpu[index, : state.num_prompt_tokens] = batch.vocab_size
 
     def row(self, index: int, count: int, wants_logits: bool = True) -> Row:
         """The next ``count`` tokens of the request in row ``index``."""
@@ -111,3 +121,10 @@ class Batch:
         batch.num_tokens_no_spec[index] += 1
         # The sampler's penalties read the same list.
         state.output_token_ids.append(token_id)
+
+
+def with_embeddings(row: Row, state: CachedRequestState) -> Row:
+    """The row with the embeddings of those of its tokens that have no ids. Generated tokens have ids."""
+    if state.prompt_embeds is None or row.start >= len(state.prompt_embeds):
+        return row
+    return row._replace(embeddings=state.prompt_embeds[row.start : row.end])

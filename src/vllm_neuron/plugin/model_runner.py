@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.models.model import Model
-from vllm_neuron.plugin.batch import Batch
+from vllm_neuron.plugin.batch import Batch, with_embeddings
 from vllm_neuron.plugin.requests import RequestStates
 from vllm_neuron.plugin.sampling import PromptLogprobs, apply_grammar
 
@@ -138,7 +138,8 @@ class NeuronModelRunner:
         self.decode_batch.discard((req_id,))
         batch.sync((req_id,), self.states, _new_blocks(output), restarted)
         start = state.num_computed_tokens
-        outputs = self._executor.run_prefill(batch.row(0, count, wants_logits=start + count == state.num_tokens))
+        row = batch.row(0, count, wants_logits=start + count == state.num_tokens)
+        outputs = self._executor.run_prefill(with_embeddings(row, state))
         step = _Step(output, batch, outputs.logits)
         logprobs = self._prompt_logprobs.add(state, start, outputs.hidden)
         if logprobs is not None:

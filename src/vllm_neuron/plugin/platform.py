@@ -15,7 +15,9 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_neuron import envs
 from vllm_neuron.config import ConfigurationError, Fault, ResolvedConfig, resolve
 from vllm_neuron.plugin.capabilities import unsupported
+from vllm_neuron.plugin.embeddings import EmbeddingsForm, replace_reader, usable_embeddings
 from vllm_neuron.plugin.settings import (
+    model_dtype,
     remember_unset_limits,
     serving_settings,
     store_config,
@@ -50,7 +52,8 @@ class NeuronPlatform(Platform):
 
     max_model_len: ClassVar[int | None] = None
     vocab_size: ClassVar[int | None] = None
-    """Both of the engine configured last in this process; requests are checked before they reach it."""
+    embeddings_form: ClassVar[EmbeddingsForm | None] = None
+    """All of the engine configured last in this process; requests are checked before they reach it."""
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -75,14 +78,26 @@ class NeuronPlatform(Platform):
         store_config(vllm_config, resolved)
         cls.max_model_len = resolved.max_model_len
         cls.vocab_size = vllm_config.model_config.get_vocab_size()
+        cls.embeddings_form = None
+        if resolved.enable_prompt_embeds:
+            hidden_size = vllm_config.model_config.get_hidden_size()
+            cls.embeddings_form = EmbeddingsForm(hidden_size, model_dtype(vllm_config), resolved.max_model_len)
+            replace_reader()
 
     @classmethod
     def validate_request(cls, prompt: Any, params: "SamplingParams | Any", processed_inputs: Any) -> None:
-        """Refuse what would never finish, and token ids that the embedding has no row for.
+        """Refuse what would never finish, token ids that the embedding has no row for, and unusable embeddings.
+
+        Embeddings are put into `processed_inputs` as the engine takes them.
 
         Raises:
-            ValueError: the prompt leaves no room for a single output token, or has an id outside the vocabulary.
+            ValueError: the prompt leaves no room for a single output token, has an id outside the vocabulary, or is
+                embeddings that `usable_embeddings` refuses.
         """
+        if cls.embeddings_form is not None and processed_inputs.get("type") == "embeds":
+            embeddings = processed_inputs["prompt_embeds"]
+            processed_inputs["prompt_embeds"] = usable_embeddings(embeddings, params, cls.embeddings_form)
+            return
         token_ids = processed_inputs.get("prompt_token_ids") or ()
         if cls.vocab_size is not None and token_ids:
             for token_id in (min(token_ids), max(token_ids)):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from vllm.sampling_params import SamplingParams, SamplingType
+from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -46,19 +47,21 @@ class RequestStates:
         return {new.req_id for new in output.scheduled_new_reqs} | cached.resumed_req_ids
 
     def _start(self, new: NewRequestData) -> CachedRequestState:
-        if new.prompt_token_ids is None or new.sampling_params is None:
-            raise RuntimeError(f"Request {new.req_id} has no token ids or no sampling parameters.")
+        if new.sampling_params is None:
+            raise RuntimeError(f"Request {new.req_id} has no sampling parameters.")
         # The scheduler goes on using its own lists.
-        prompt = list(new.prompt_token_ids)
+        prompt = None if new.prompt_token_ids is None else list(new.prompt_token_ids)
+        length = length_from_prompt_token_ids_or_embeds(prompt, new.prompt_embeds)
         return CachedRequestState(
             req_id=new.req_id,
             prompt_token_ids=prompt,
+            prompt_embeds=new.prompt_embeds,
             mm_features=[],
             sampling_params=new.sampling_params,
             generator=self._generator(new.req_id, new.sampling_params),
             block_ids=new.block_ids,
             num_computed_tokens=new.num_computed_tokens,
-            output_token_ids=list(new.prefill_token_ids or prompt)[len(prompt) :],
+            output_token_ids=list(new.prefill_token_ids or ())[length:],
         )
 
     def _generator(self, req_id: str, params: SamplingParams) -> torch.Generator | None:
