@@ -35,7 +35,6 @@ ONLY = "additional_config.mm_language_model_only"
         (None, {}, {"mm_encoder_only": True}, "mm_encoder_only", "encoder-only"),
         (None, {}, {"is_multimodal": True, "architectures": ("Qwen3VLForConditionalGeneration",)}, "architectures",
          "multimodal models"),
-        (None, {}, {"enable_prompt_embeds": True}, "enable_prompt_embeds", "prompt embeddings"),
         (None, {}, {"ec_connector": "ECExampleConnector"}, "ec_connector", "encoder-disaggregated"),
         (None, {}, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "FP8 KV cache"),
         (None, {}, {"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype", "FP8 KV cache"),

@@ -66,11 +66,13 @@ def test_the_complete_example_of_the_reference() -> None:
         "max_num_batched_tokens": 8192,
         "max_num_batched_tokens_set": False,
         "block_size": 128,
+        "enable_prompt_embeds": True,
     }
     result = resolved(COMPLETE, **changes)
+    assert result.enable_prompt_embeds
     assert (result.max_num_batched_tokens, result.kv_segment_size, result.block_size) == (2048, 2048, 128)
 
-    later = {"kv_cache_dtype": "fp8", "enable_prompt_embeds": True, "tensor_parallel_size": 32}
+    later = {"kv_cache_dtype": "fp8", "tensor_parallel_size": 32}
     config = {"neuron_config": {**COMPLETE, "on_device_sampling_config": {"all_greedy": True}}}
     env = {"NEURON_COMPILED_ARTIFACTS": "/models/cache", "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "4"}
     found = faults(config, env, **changes, **later)
@@ -78,7 +80,6 @@ def test_the_complete_example_of_the_reference() -> None:
     assert {fault.rule for fault in found} == {
         "on-device sampling",
         "FP8 KV cache",
-        "prompt embeddings",
         "tensor parallelism",
     }
 

@@ -29,6 +29,16 @@ def test_list_by_hand() -> None:
     ]
 
 
+def test_prefill_graphs_alone_take_embeddings() -> None:
+    graphs = list_graphs(config(enable_prompt_embeds=True))
+    assert [graph.name for graph in graphs if graph.embeddings] == [
+        "prefill_t32_ctx256_embeds",
+        "prefill_t16_ctx256_embeds",
+    ]
+    rest = {graph for graph in graphs if not graph.embeddings}
+    assert rest == {graph for graph in list_graphs(config()) if graph.kind != "prefill"}
+
+
 def test_contexts_are_whole_blocks_and_equal_ones_count_once() -> None:
     graphs = list_graphs(config(max_model_len=300, decode_context_length_buckets=(128, 256, 300), block_size=256))
     assert {graph.context for graph in graphs if graph.kind == "decode"} == {256, 512}

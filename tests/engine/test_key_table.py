@@ -147,6 +147,7 @@ CHANGES: dict[str, Change] = {
     "batch bucket": lambda patch: Made(graph=GraphSpec("decode", 2, 2, 256)),
     "context bucket, and so max_model_len": lambda patch: Made(graph=replace(DECODE, context=128)),
     "block_size": with_config(block_size=32),
+    "enable_prompt_embeds, of prefill graphs": lambda patch: Made(graph=replace(PREFILL, embeddings=True)),
     "number of KV blocks": made(num_blocks=41),
     "compiler flags, such as the optimisation level": made(flags=("-O2",)),
     "NEURON_CC_FLAGS": with_environment(NEURON_CC_FLAGS="-O2"),
@@ -175,6 +176,7 @@ KEEPS: dict[str, Change] = {
     "gpu_memory_utilization and the KV budget's variables, as long as the number of blocks is the same": with_config(
         gpu_memory_utilization=0.5, kv_headroom_gib=1.0, kv_minimum_gib=0.0
     ),
+    "enable_prompt_embeds, of all other graphs": with_config(enable_prompt_embeds=True),
     "enable_prefix_caching": with_config(enable_prefix_caching=False),
     "compile workers and timeouts": with_config(compile_workers=4, compile_timeout=60),
 }
@@ -182,7 +184,7 @@ KEEPS: dict[str, Change] = {
 
 
 def base(what: str) -> Made:
-    return Made(graph=PREFILL) if what == "token bucket" else Made()
+    return Made(graph=PREFILL) if what in ("token bucket", "enable_prompt_embeds, of prefill graphs") else Made()
 
 
 @pytest.mark.parametrize("what", CHANGES)

@@ -53,6 +53,13 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def embedded(prompt: Sequence[int]) -> torch.Tensor:
+    """Embeddings [n, H] that the "model" reads as these numbers, which need not be token ids."""
+    embeddings = torch.zeros(len(prompt), HIDDEN)
+    embeddings[:, 0] = torch.tensor(prompt)
+    return embeddings
+
+
 class CachingExecutor:
     """In place of `GraphExecutor`; remembers the steps."""
 
@@ -73,10 +80,13 @@ class CachingExecutor:
         return StepOutputs(torch.cat([self._run(row) for row in rows]), torch.zeros(len(rows), HIDDEN))
 
     def _run(self, row: Row) -> torch.Tensor:
+        contents = row.token_ids.copy()
+        if row.embeddings is not None:
+            contents[: len(row.embeddings)] = row.embeddings[:, 0].numpy()
         positions = np.arange(row.end)
         slots = row.block_ids[0][positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         assert slots.min() >= BLOCK_SIZE, "the null block is never written to"
-        self._cache[slots[row.start :]] = row.token_ids
+        self._cache[slots[row.start :]] = contents
         return torch.from_numpy(scores(self._cache[slots].tolist()))[None]
 
 
@@ -120,12 +130,15 @@ class Simulation:
         self.trace = Trace()
         self.tokens: dict[str, list[int]] = {}
 
-    def add(self, req_id: str, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> None:
-        """Queue a request; greedy unless told otherwise."""
+    def add(self, req_id: str, prompt: Sequence[int] | torch.Tensor, max_tokens: int, **sampling: Any) -> Request:
+        """Queue a request; greedy unless told otherwise. A tensor is the embeddings of its prompt (`embedded`)."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **sampling})
-        request = Request(req_id, list(prompt), params, None, None, block_hasher=self._hasher)
+        embeds = prompt if isinstance(prompt, torch.Tensor) else None
+        ids = list(prompt) if embeds is None else None
+        request = Request(req_id, ids, params, None, None, prompt_embeds=embeds, block_hasher=self._hasher)
         self.tokens[req_id] = []
         self.scheduler.add_request(request)
+        return request
 
     def abort(self, req_id: str) -> None:
         """What a client that goes away causes."""

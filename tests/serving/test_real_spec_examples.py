@@ -52,21 +52,20 @@ def test_real_overview_example_starts(backend: str) -> None:
 def test_real_complete_example_without_what_comes_later_starts(backend: str) -> None:
     path = checkpoint("llama")
     example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70, "kv_cache_dtype": "auto"}
-    example |= {"enable_prompt_embeds": False}
     neuron_config = dict(COMPLETE_EXAMPLE["additional_config"]["neuron_config"])
     del neuron_config["on_device_sampling_config"]
     example["additional_config"] = {"neuron_config": neuron_config}
     ids = prompt(2500, seed=2)
     with running_llm(path, backend, **example) as llm:
         assert generate(llm, [ids], 4) == [greedy_oracle(path, ids, 4)]
-        assert "prefill_t2048_ctx4096" in statistics(llm)["seconds"]
+        assert "prefill_t2048_ctx4096_embeds" in statistics(llm)["seconds"]
 
 
 def test_real_complete_example_names_everything_it_lacks() -> None:
     with pytest.raises(ValueError) as fault, running_llm(checkpoint("llama"), "", **{**UNSET, **COMPLETE_EXAMPLE}):
         pass
     text = str(fault.value)
-    for option in ("kv_cache_dtype", "enable_prompt_embeds", "on_device_sampling_config"):
+    for option in ("kv_cache_dtype", "on_device_sampling_config"):
         assert any("not supported yet" in line and option in line for line in text.splitlines()), (option, text)
 
 
@@ -77,7 +76,6 @@ def test_real_complete_example_names_everything_it_lacks() -> None:
         ("additional_config", {"neuron_config": {"on_device_sampling_config": {}}}),
         ("additional_config", {"neuron_config": {"quantization": "mxfp4"}}),
         ("additional_config", {"neuron_config": {}, "mm_language_model_only": True}),
-        ("enable_prompt_embeds", True),
         ("kv_cache_dtype", "fp8"),
     ],
 )

@@ -79,7 +79,7 @@ def read_embeddings(model_config: "ModelConfig", encoded: bytes) -> torch.Tensor
         raise _refusal(f"holds no tensor but a {type(tensor).__name__}")
     _require_numbers(tensor)
     if tensor.untyped_storage().nbytes() > len(content):
-        # torch.load makes room for what a file claims to have, and leaves in it what was in memory before.
+        # A file can have torch.load make a tensor of any size, with what was in memory before.
         raise _refusal("claims to have more elements than it brings")
     if tensor.dim() == 3 and len(tensor) == 1:
         tensor = tensor[0]
@@ -111,10 +111,9 @@ def usable_embeddings(embeddings: torch.Tensor, params: Any, form: EmbeddingsFor
     if not len(embeddings):
         raise _refusal(f"has shape {list(embeddings.shape)}", "A prompt cannot be empty.")
     if len(embeddings) >= form.max_model_len:
-        raise _refusal(
-            f"has {len(embeddings)} tokens and max_model_len is {form.max_model_len}, which leaves no room for an answer",
-            f"Shorten the prompt to at most {form.max_model_len - 1} tokens.",
-        )
+        found = f"has {len(embeddings)} tokens and max_model_len is {form.max_model_len}"
+        rule = f"That leaves no room for an answer: shorten the prompt to at most {form.max_model_len - 1} tokens."
+        raise _refusal(found, rule)
     if getattr(params, "prompt_logprobs", None) is not None:
         raise _refusal(
             "cannot be combined with prompt_logprobs", "Embeddings have no token ids to score: leave it out."
