@@ -3,6 +3,7 @@
     folder = checkpoint("llama")                    written once per process, shared, never to be changed
     write_checkpoint(tmp_path, "qwen2", shards=3)   your own, with your own configuration
     greedy_oracle(folder, [1, 5, 9], 32)            32 greedy token ids
+    embeddings_oracle(folder, embeddings, 32)       the same after a prompt of embeddings
     logits_oracle(folder, [1, 5, 9])                [3, V] float32
 
 Nothing is downloaded. Each checkpoint is a whole folder: configuration, weights, generation configuration and a
@@ -164,6 +165,35 @@ def _greedy(folder: Path, prompt_ids: tuple[int, ...], n: int) -> tuple[int, ...
     for _ in range(n):
         tokens.append(int(logits_oracle(folder, tokens)[-1].argmax()))
     return tuple(tokens[len(prompt_ids) :])
+
+
+def embeddings_oracle(folder: Path, embeddings: torch.Tensor, n: int) -> list[int]:
+    """The n token ids that transformers' greedy `generate` puts after a prompt of embeddings [T, H].
+
+    T is at least 2: after a single embedding `generate` repeats its first token.
+    """
+    assert len(embeddings) > 1
+    model = oracle_model(Path(folder))
+    mask = torch.ones(1, len(embeddings), dtype=torch.int64)
+    with torch.no_grad(), _one_thread():
+        (tokens,) = model.generate(
+            inputs_embeds=embeddings[None],
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=n,
+            eos_token_id=VOCAB_SIZE,
+        )
+    return tokens.tolist()
+
+
+def embedding_rows(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """What the model of `folder` makes of these token ids [T] before its first layer: [T, H] float32."""
+    return oracle_model(Path(folder)).get_input_embeddings().weight.detach()[token_ids]
+
+
+def random_embeddings(length: int, seed: int = 0) -> torch.Tensor:
+    """Embeddings [length, H] of no tokens."""
+    return torch.randn(length, _SIZES["hidden_size"], generator=torch.Generator().manual_seed(seed))
 
 
 def prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import checkpoint, greedy_oracle
+from tests.checkpoints import checkpoint, embedding_rows, greedy_oracle
 from tests.serving.engine import BACKENDS, generate, prompt, running_llm, statistics
 
 COMPLETE_EXAMPLE: dict[str, Any] = {
@@ -50,14 +50,19 @@ def test_real_overview_example_starts(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_real_complete_example_without_what_comes_later_starts(backend: str) -> None:
+    from vllm import SamplingParams
+
     path = checkpoint("llama")
     example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70, "kv_cache_dtype": "auto"}
     neuron_config = dict(COMPLETE_EXAMPLE["additional_config"]["neuron_config"])
     del neuron_config["on_device_sampling_config"]
     example["additional_config"] = {"neuron_config": neuron_config}
     ids = prompt(2500, seed=2)
+    greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     with running_llm(path, backend, **example) as llm:
         assert generate(llm, [ids], 4) == [greedy_oracle(path, ids, 4)]
+        (output,) = llm.generate([{"prompt_embeds": embedding_rows(path, ids)}], greedy, use_tqdm=False)
+        assert list(output.outputs[0].token_ids) == greedy_oracle(path, ids, 4)
         assert "prefill_t2048_ctx4096_embeds" in statistics(llm)["seconds"]
 
 
