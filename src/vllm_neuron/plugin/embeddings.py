@@ -50,12 +50,12 @@ def replace_reader() -> None:
     vllm.renderers.protocol.safe_load_prompt_embeds = read_embeddings
 
 
-def read_embeddings(model_config: "ModelConfig", encoded: bytes) -> torch.Tensor:
+def read_embeddings(model_config: "ModelConfig", embed: bytes) -> torch.Tensor:
     """The tensor that a request has sent; its contents are not looked at, so that a false shape costs nothing.
 
     Args:
         model_config: vLLM's.
-        encoded: base64 of what torch.save wrote.
+        embed: base64 of what torch.save wrote.
 
     Returns:
         [n, H] as it was sent; a leading dimension of 1 is dropped.
@@ -66,7 +66,7 @@ def read_embeddings(model_config: "ModelConfig", encoded: bytes) -> torch.Tensor
     if not model_config.enable_prompt_embeds:
         raise _refusal("is off", "Start the server with --enable-prompt-embeds.")
     try:
-        content = base64.b64decode(encoded, validate=True)
+        content = base64.b64decode(embed, validate=True)
     except ValueError as error:
         raise _refusal(f"is not base64 ({error})") from error
     if _unpacked_bytes(content) > len(content):
