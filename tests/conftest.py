@@ -18,6 +18,7 @@ GROUPS = {
     "test_server_failed_compile.py": "own servers",
     "test_server_lifecycle.py": "own servers",
     "test_server_precompiled.py": "own servers",
+    "test_server_prompt_embeds.py": "own servers",
 }
 """Files whose tests run in one process, when pytest-xdist runs several: they share what is slow to start."""
 

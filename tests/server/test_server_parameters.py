@@ -127,6 +127,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "logit_bias": ({"logit_bias": {"512": 1}}, "512"),
     "logprobs": ({"logprobs": 10_000}, "logprobs"),
     "empty prompt": ({"prompt": []}, ""),
+    "embeddings": ({"prompt": None, "prompt_embeds": "AAAA"}, "--enable-prompt-embeds"),
 }
 
 
