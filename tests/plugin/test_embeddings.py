@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 
 from tests.plugin.simulation import BLOCK_SIZE, Simulation, answer, embedded, make_config, prompts
@@ -87,6 +88,22 @@ def test_what_torch_has_not_saved_is_refused_by_name(what: str) -> None:
     with pytest.raises(ValueError, match=r"^prompt_embeds ") as refusal:
         read_embeddings(ON, encoded)
     assert named in str(refusal.value)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    zipped=st.booleans(),
+    changes=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=4),
+    length=st.integers(0, 4000),
+)
+def test_a_damaged_file_is_read_or_refused(zipped: bool, changes: list[tuple[int, int]], length: int) -> None:
+    content = bytearray(saved(GOOD, _use_new_zipfile_serialization=zipped))
+    for position, value in changes:
+        content[position % len(content)] = value
+    try:
+        assert read(bytes(content[: max(length, len(content) // 2)])).dim() == 2
+    except VLLMValidationError as refusal:
+        assert refusal.parameter == "prompt_embeds"
 
 
 TENSORS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {

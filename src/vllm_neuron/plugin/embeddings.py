@@ -69,12 +69,14 @@ def read_embeddings(model_config: "ModelConfig", embed: bytes) -> torch.Tensor:
         content = base64.b64decode(embed, validate=True)
     except ValueError as error:
         raise _refusal(f"is not base64 ({error})") from error
-    if _unpacked_bytes(content) > len(content):
-        raise _refusal("is compressed", "Send what torch.save writes as it is.")
     try:
-        tensor = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        compressed = _unpacked_bytes(content) > len(content)
+        # A small file must not become a large tensor.
+        tensor = None if compressed else torch.load(BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a forged file may cause
         raise _refusal("cannot be read by torch.load with weights_only=True") from error
+    if compressed:
+        raise _refusal("is compressed", "Send what torch.save writes as it is.")
     if not isinstance(tensor, torch.Tensor):
         raise _refusal(f"holds no tensor but a {type(tensor).__name__}")
     _require_numbers(tensor)
@@ -141,11 +143,10 @@ def _require_numbers(tensor: torch.Tensor) -> None:
 
 
 def _unpacked_bytes(content: bytes) -> int:
-    """Size of a zip file's entries once unpacked; 0 for what is no zip file."""
-    try:
-        return sum(entry.file_size for entry in zipfile.ZipFile(BytesIO(content)).infolist())
-    except zipfile.BadZipFile:
+    """Size of a zip file's entries once unpacked; 0 for what torch.load does not take for one."""
+    if not content.startswith(b"PK\x03\x04"):
         return 0
+    return sum(entry.file_size for entry in zipfile.ZipFile(BytesIO(content)).infolist())
 
 
 def _refusal(found: str, rule: str = _FORM) -> VLLMValidationError:
