@@ -90,7 +90,7 @@ def test_what_torch_has_not_saved_is_refused_by_name(what: str) -> None:
     assert named in str(refusal.value)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     zipped=st.booleans(),
     changes=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=4),
@@ -277,7 +277,7 @@ arrivals = st.lists(
 
 
 @PROTOCOLS
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(arrivals=arrivals, num_blocks=st.integers(FEW_BLOCKS, 3 * FEW_BLOCKS), max_num_seqs=st.integers(1, 5))
 def test_random_loads_of_both_kinds(
     v2: str, arrivals: list[dict[str, Any]], num_blocks: int, max_num_seqs: int
