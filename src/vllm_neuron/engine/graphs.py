@@ -53,8 +53,10 @@ def list_graphs(config: ResolvedConfig) -> tuple[GraphSpec, ...]:
     """
     longest = round_up_to_blocks(config.max_model_len, config.block_size)
     contexts = {round_up_to_blocks(c, config.block_size) for c in config.decode_context_length_buckets} | {longest}
-    embeds = config.enable_prompt_embeds
-    graphs = {GraphSpec("prefill", tokens, 1, longest, embeds) for tokens in config.num_batched_tokens_buckets}
+    graphs = {
+        GraphSpec("prefill", tokens, 1, longest, embeddings=config.enable_prompt_embeds)
+        for tokens in config.num_batched_tokens_buckets
+    }
     graphs |= {GraphSpec("decode", b, b, context) for b in config.num_seqs_buckets for context in contexts}
     graphs.add(GraphSpec("prompt_logits", min(config.num_batched_tokens_buckets), 1, 0))
     return tuple(sorted(graphs, key=lambda g: (-g.tokens * g.context, -g.tokens, g.kind)))

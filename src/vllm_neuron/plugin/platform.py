@@ -94,10 +94,6 @@ class NeuronPlatform(Platform):
             ValueError: the prompt leaves no room for a single output token, has an id outside the vocabulary, or is
                 embeddings that `usable_embeddings` refuses.
         """
-        if cls.embeddings_form is not None and processed_inputs.get("type") == "embeds":
-            embeddings = processed_inputs["prompt_embeds"]
-            processed_inputs["prompt_embeds"] = usable_embeddings(embeddings, params, cls.embeddings_form)
-            return
         token_ids = processed_inputs.get("prompt_token_ids") or ()
         if cls.vocab_size is not None and token_ids:
             for token_id in (min(token_ids), max(token_ids)):
@@ -111,6 +107,9 @@ class NeuronPlatform(Platform):
                 f"The prompt has {len(token_ids)} tokens and max_model_len is {cls.max_model_len}, which leaves no "
                 f"room for an answer. Shorten the prompt to at most {cls.max_model_len - 1} tokens."
             )
+        if cls.embeddings_form is not None and processed_inputs.get("type") == "embeds":
+            embeddings = processed_inputs["prompt_embeds"]
+            processed_inputs["prompt_embeds"] = usable_embeddings(embeddings, params, cls.embeddings_form)
 
     @classmethod
     def import_kernels(cls) -> None:
