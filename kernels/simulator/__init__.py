@@ -68,4 +68,6 @@ def install() -> bool:
         return False
     for name, module in _modules("nki").items():
         sys.modules[name] = module
+        if name.count(".") == 1:
+            setattr(frontend, name.split(".")[1], module)
     return True

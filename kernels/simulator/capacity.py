@@ -43,7 +43,6 @@ def check_capacity(lifetimes: Sequence[Lifetime], target: Target, strict: bool) 
             rule = (
                 f"{peak} bytes per partition of {region.value} are in use at the same time: {target.name} has {limit}"
             )
-            raise Violation(
-                "kernel", rule, "; ".join(life.label for life in largest), largest[0].label.split(" of ")[-1]
-            )
+            sizes = "; ".join(f"{life.label} at {life.line}" for life in largest)
+            raise Violation("kernel", rule, sizes, largest[0].line)
     return peaks

@@ -79,9 +79,8 @@ class Machine:
         elements = int(np.prod(shape[1:] if region.on_chip else shape, dtype=np.int64))
         if region.on_chip:
             self._check_on_chip(region, partitions, elements * dtype.size, address)
-        lifetime = Lifetime(
-            region, elements * dtype.size, f"{name or 'tensor'} {dtype.name} {shape} of {kernel_line()}"
-        )
+        label = f"{name or 'tensor'} {dtype.name} {shape}"
+        lifetime = Lifetime(region, elements * dtype.size, label, kernel_line())
         self.lifetimes.append(lifetime)
         row_bytes = elements * stored(dtype, self.precise).itemsize
         storage = Storage(region, partitions, row_bytes, lifetime, self.precise, address=address)

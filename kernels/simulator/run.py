@@ -83,6 +83,7 @@ def run(
         raise ValueError(f"kernel[{lnc}]: a kernel runs on 1 or 2 cores (LNC)")
     if strict:
         check_language(function)
+        _check_arguments(args, kwargs)
     chosen, team = target_of(target), Team(lnc)
     precise = envs.NKI_PRECISE_FP if precise is None else precise
     machines = [Machine(chosen, strict, precise, rank, team, [] if trace else None) for rank in range(lnc)]
@@ -105,6 +106,15 @@ def run(
     )
 
 
+def _check_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Kernels take tuples, not lists."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list):
+            raise Violation(
+                "language", "an argument of the kernel is a list: the compiler takes tuples", "", "the call"
+            )
+
+
 def _threads(function: Callable[..., Any], arguments: tuple[Any, Any], machines: list[Machine]) -> list[Any]:
     results: list[Any] = [None] * len(machines)
     failures: list[BaseException] = []
@@ -115,11 +125,10 @@ def _threads(function: Callable[..., Any], arguments: tuple[Any, Any], machines:
             results[machine.rank] = function(*arguments[0], **arguments[1])
         except Broken as broken:
             failures.append(Violation("kernel", str(broken), "", _line_of(broken)))
-            machine.team.give_up()
         except BaseException as failure:
             failures.append(failure)
-            machine.team.give_up()
         finally:
+            machine.team.leave()
             enter(None)
 
     if len(machines) == 1:
@@ -188,7 +197,7 @@ class Arguments:
         shared = array.dtype == storage_type and array.flags.c_contiguous and array.flags.writeable
         values = array if shared else np.ascontiguousarray(array).astype(storage_type, copy=True)
         flat = values.reshape(-1).view(np.uint8)
-        lifetime = Lifetime(MemoryRegion.shared_hbm, flat.nbytes, f"input {dtype.name} {array.shape}")
+        lifetime = Lifetime(MemoryRegion.shared_hbm, flat.nbytes, f"input {dtype.name} {array.shape}", "the call")
         storage = Storage(MemoryRegion.shared_hbm, 1, flat.nbytes, lifetime, self.precise, data=flat)
         shape = tuple(array.shape) or (1,)
         tensor = NkiTensor(storage, dtype, View(shape, row_major(shape), 0))
@@ -222,15 +231,12 @@ class Arguments:
 
 
 def _check_output(tensor: NkiTensor) -> None:
+    line = tensor.storage.lifetime.line
     if tensor.buffer is not MemoryRegion.shared_hbm:
-        raise Violation(
-            "kernel", f"it returns {tensor!r}: outputs must be in shared_hbm", "", tensor.storage.lifetime.label
-        )
+        raise Violation("kernel", f"it returns {tensor!r}: outputs must be in shared_hbm", "", line)
     written = tensor.storage.written
     if written is not None and not (tensor.elements(written) != 0).all():
-        raise Violation(
-            "kernel", f"it returns {tensor!r}, parts of which were never written", "", tensor.storage.lifetime.label
-        )
+        raise Violation("kernel", f"it returns {tensor!r}, parts of which were never written", "", line)
 
 
 _BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}

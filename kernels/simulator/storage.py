@@ -29,13 +29,15 @@ class Lifetime:
     Attributes:
         region: where it lies.
         bytes: bytes per partition on chip, else all of them.
-        label: shape, type, name and source line, for messages.
+        label: name, type and shape, for messages.
+        line: "file:line" of the allocation.
         first, last: indexes of the first and the last instruction that touched it; -1 if none did.
     """
 
     region: MemoryRegion
     bytes: int
     label: str
+    line: str
     first: int = -1
     last: int = -1
 

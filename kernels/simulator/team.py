@@ -8,9 +8,6 @@ import numpy as np
 from vllm_neuron.kernels.simulator.errors import Broken
 from vllm_neuron.kernels.simulator.storage import Storage
 
-PATIENCE = 60.0
-"""Seconds that a core waits for the other before the simulator calls it a deadlock."""
-
 
 class Team:
     """One or two cores.
@@ -21,7 +18,9 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size)
+        self._arrivals = threading.Condition()
+        self._waiting = self._meetings = 0
+        self._left = False
         self._lock = threading.Lock()
         self._shared: dict[int, tuple[tuple[Any, ...], Storage]] = {}
         self._mail: dict[tuple[int, int, int], np.ndarray] = {}
@@ -30,16 +29,24 @@ class Team:
         """Wait until all cores are here.
 
         Raises:
-            Broken: the others did not come, or failed.
+            Broken: another core has finished or failed, so that it will never come.
         """
-        try:
-            self._barrier.wait(PATIENCE)
-        except threading.BrokenBarrierError:
-            raise Broken(f"the other core did not come to this {where}: all cores must take the same path") from None
+        with self._arrivals:
+            meeting = self._meetings
+            self._waiting += 1
+            if self._waiting == self.size:
+                self._waiting, self._meetings = 0, meeting + 1
+                self._arrivals.notify_all()
+                return
+            self._arrivals.wait_for(lambda: self._left or self._meetings != meeting)
+            if self._meetings == meeting:
+                raise Broken(f"the other core did not come to this {where}: all cores must take the same path")
 
-    def give_up(self) -> None:
-        """Wake those who wait for a core that failed."""
-        self._barrier.abort()
+    def leave(self) -> None:
+        """A core is done, or failed: nobody waits for it any more."""
+        with self._arrivals:
+            self._left = True
+            self._arrivals.notify_all()
 
     def shared(self, number: int, what: tuple[Any, ...], make: Any) -> Storage:
         """The storage of the n-th allocation in shared HBM, which all cores get alike.

@@ -105,6 +105,12 @@ class NkiTensor(NKIObject):
 
     __hash__ = object.__hash__
 
+    def __bool__(self) -> bool:
+        machine = running()
+        if machine is not None and machine.strict:
+            raise TypeError(f"{self!r} has no value while the kernel is built: it cannot be used as a condition")
+        return True
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.elements(), dtype=dtype)
 
