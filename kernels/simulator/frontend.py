@@ -8,8 +8,9 @@ from typing import Any
 from vllm_neuron import envs
 from vllm_neuron.kernels.simulator import isa, language
 from vllm_neuron.kernels.simulator.machine import running
+from vllm_neuron.kernels.simulator.objects import NKIObject
 from vllm_neuron.kernels.simulator.run import Run, run
-from vllm_neuron.kernels.simulator.tensor import NKIObject, NkiTensor
+from vllm_neuron.kernels.simulator.tensor import NkiTensor
 
 __all__ = ["Kernel", "NKIObject", "NkiTensor", "cpu_simulate", "isa", "jit", "language", "simulate", "simulate_kernel"]
 

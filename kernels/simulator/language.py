@@ -10,13 +10,14 @@ import numpy as np
 from vllm_neuron.kernels.simulator import dtypes, isa, sugar
 from vllm_neuron.kernels.simulator.errors import Broken, Violation, kernel_line, require
 from vllm_neuron.kernels.simulator.machine import current, running
+from vllm_neuron.kernels.simulator.objects import NKIObject
 from vllm_neuron.kernels.simulator.operators import ACTIVATIONS, ALU
 from vllm_neuron.kernels.simulator.registers import VirtualRegister
 from vllm_neuron.kernels.simulator.storage import MemoryRegion
 from vllm_neuron.kernels.simulator.sugar import load, store
 from vllm_neuron.kernels.simulator.targets import TRN2
-from vllm_neuron.kernels.simulator.tensor import NKIObject, NkiTensor
-from vllm_neuron.kernels.simulator.views import ds
+from vllm_neuron.kernels.simulator.tensor import NkiTensor
+from vllm_neuron.kernels.simulator.views import dropped, ds, inserted
 
 __all__ = ["MemoryRegion", "NKIObject", "NkiTensor", "VirtualRegister", "ds", "load", "store"]
 
@@ -284,10 +285,15 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
 
 
 def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
-    """A copy, repeated along the free dimensions of size 1."""
+    """A copy, repeated along dimensions of size 1; along the partitions by a DMA, which alone can read one many times."""
+    layout = x.layout
     for dim, size in enumerate(shape):
-        x = x if x.shape[dim] == size else x.broadcast(dim, size)
-    return sugar.copy(x, dtype)
+        layout = layout if layout.shape[dim] == size else inserted(dropped(layout, dim), dim, size)
+    if tuple(shape)[0] == x.shape[0]:
+        return sugar.copy(x.moved(layout), dtype)
+    repeated = ndarray(shape, dtype or x.dtype)
+    isa.dma_copy(repeated, x.moved(layout))
+    return repeated
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:

@@ -15,11 +15,12 @@ from vllm_neuron.kernels.simulator import dtypes
 from vllm_neuron.kernels.simulator.capacity import check_capacity
 from vllm_neuron.kernels.simulator.errors import HERE, Broken, Violation
 from vllm_neuron.kernels.simulator.machine import Machine, enter
+from vllm_neuron.kernels.simulator.objects import NKIObject
 from vllm_neuron.kernels.simulator.storage import Lifetime, MemoryRegion, Storage
 from vllm_neuron.kernels.simulator.subset import check_language
 from vllm_neuron.kernels.simulator.targets import TARGETS, Target
 from vllm_neuron.kernels.simulator.team import Team
-from vllm_neuron.kernels.simulator.tensor import NKIObject, NkiTensor
+from vllm_neuron.kernels.simulator.tensor import NkiTensor
 from vllm_neuron.kernels.simulator.trace import Instruction
 from vllm_neuron.kernels.simulator.views import View, row_major
 

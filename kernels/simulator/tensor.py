@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 
 from vllm_neuron.kernels.simulator import dtypes, views
-from vllm_neuron.kernels.simulator.errors import require
+from vllm_neuron.kernels.simulator.errors import Broken, require
 from vllm_neuron.kernels.simulator.machine import current, running
 from vllm_neuron.kernels.simulator.registers import VirtualRegister
 from vllm_neuron.kernels.simulator.storage import MemoryRegion, Storage
 from vllm_neuron.kernels.simulator.views import View, ds
 
 
-class NKIObject:
-    """Base class of objects that kernels pass around, as `nki.language.NKIObject`."""
-
-    def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class Indirection:
     rows: bool
 
 
-class NkiTensor(NKIObject):
+class NkiTensor:
     """A view of a storage.
 
     Attributes:
@@ -159,18 +154,21 @@ class NkiTensor(NKIObject):
         """
         kind = self.numpy_type
         source = self.storage.data if bytes_of is None else bytes_of
+        size = kind.itemsize
         if bytes_of is not None:
-            kind = np.dtype(f"u{kind.itemsize}")
-        lowest = self.offset + sum(min(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
-        highest = self.offset + sum(max(0, (n - 1) * s) for n, s in zip(self.shape, self.strides, strict=True))
-        limit = source.nbytes // kind.itemsize
-        require(
-            lowest >= 0 and highest < limit,
-            f"access of elements {lowest} to {highest} of {self!r}, whose memory has {limit}",
-        )
-        return np.ndarray(
-            self.shape, kind, source, self.offset * kind.itemsize, tuple(s * kind.itemsize for s in self.strides)
-        )
+            kind = _UNSIGNED[size]
+        shape, strides, offset = self.layout.shape, self.layout.strides, self.layout.offset
+        lowest = highest = offset
+        for count, stride in zip(shape, strides, strict=True):
+            if stride >= 0:
+                highest += (count - 1) * stride
+            else:
+                lowest += (count - 1) * stride
+        if lowest < 0 or (highest + 1) * size > source.nbytes:
+            raise Broken(
+                f"access of elements {lowest} to {highest} of {self!r}, whose memory has {source.nbytes // size}"
+            )
+        return np.ndarray(shape, kind, source, offset * size, tuple([s * size for s in strides]))
 
     def moved(self, layout: View, **changes: Any) -> "NkiTensor":
         """Another view of the same storage."""

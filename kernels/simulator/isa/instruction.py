@@ -21,6 +21,10 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         machine = current()
+        if not machine.strict and "dtype" in kwargs and "dtype" not in signature.parameters:
+            # NKI 0.2 still took the destination's type.
+            machine.notes[f"{function.__name__}: dtype is no parameter any more"] += 1
+            del kwargs["dtype"]
         outer, machine.instruction = machine.instruction, function.__name__
         try:
             return function(machine, *args, **kwargs)
