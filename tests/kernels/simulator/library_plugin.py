@@ -6,10 +6,11 @@ by the repository's own function with the repository's own tolerances.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -53,7 +54,7 @@ class _Farm(MetaPathFinder, Loader):
 def _neuron_dtypes() -> ModuleType:
     """The part of a private package of AWS that the tests use."""
     module = ModuleType("neuron_dtypes")
-    names = [n for n in ("bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn")]
+    names = ("bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn")
     values: dict[str, Any] = {name: getattr(ml_dtypes, name) for name in names}
     values |= {"float8_e4m3fn_x4": np.uint32, "float8_e5m2_x4": np.uint32, "float4_e2m1fn_x4": np.uint16}
     values["static_cast"] = lambda array, dtype: np.asarray(array).astype(_numpy(dtype))
@@ -67,6 +68,24 @@ def _neuron_dtypes() -> ModuleType:
 
 def _numpy(dtype: Any) -> Any:
     return getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases-per-test", type=int, default=None, help="Cases to run of each of the library's tests.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limit = config.getoption("--cases-per-test")
+    if limit is None:
+        return
+    seen: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        test = item.nodeid.split("[")[0]
+        seen[test] += 1
+        if seen[test] <= limit or "test_" not in item.path.name:
+            kept.append(item)
+    items[:] = kept
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -141,8 +160,3 @@ def platform_target() -> Iterator[Any]:
     from test.utils.common_dataclasses import Platforms
 
     yield Platforms.TRN2
-
-
-@pytest.fixture
-def request_namespace() -> SimpleNamespace:
-    return SimpleNamespace()
