@@ -1,6 +1,7 @@
 """The language that NKI's compiler accepts, which is a part of Python: a check of a kernel's source.
 
-The rules are those that the NKI language guide, its release notes and its migration guide name. Functions that a kernel
+The rules are those that the NKI language guide, its release notes and its migration guide name; constructs that none of
+them mentions are rejected too. Functions that a kernel
 calls are checked too, as far as they are Python functions of the kernel's own modules.
 """
 
@@ -70,7 +71,7 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
     if not isinstance(definition, ast.FunctionDef):
         return
     for rule, number in _of_tree(definition, function):
-        yield f"{function.__name__} uses {rule}, which NKI's compiler rejects", f"{file}:{first + number - 1}"
+        yield f"{function.__name__} uses {rule}, which the language of NKI does not have", f"{file}:{first + number - 1}"
     for name, value in _globals_of(definition, function):
         if _is_kernel(value):
             rule = (
