@@ -21,6 +21,7 @@ class Access:
         low, high: first and last byte touched within a partition (HBM: within the allocation).
         partitions: first and last partition touched; (0, 0) in HBM.
         run: contiguous bytes of the innermost dimension, which is what one DMA descriptor can move.
+        allocated: bytes of the allocation; per partition on chip.
     """
 
     storage: int
@@ -31,6 +32,7 @@ class Access:
     high: int
     partitions: tuple[int, int]
     run: int
+    allocated: int
 
     @property
     def elements(self) -> int:
@@ -68,7 +70,10 @@ def access(tensor: NkiTensor) -> Access:
     start = tensor.start_partition if tensor.on_chip else 0
     last = start + tensor.shape[0] - 1 if tensor.on_chip else 0
     shape = tensor.shape if tensor.on_chip or tensor.ndim > 1 else (1, *tensor.shape)
-    return Access(id(tensor.storage.lifetime), tensor.buffer, tensor.data_type, shape, low, high, (start, last), run)
+    lifetime = tensor.storage.lifetime
+    return Access(
+        id(lifetime), tensor.buffer, tensor.data_type, shape, low, high, (start, last), run, lifetime.bytes
+    )
 
 
 @dataclass(frozen=True)
