@@ -88,7 +88,9 @@ def read(machine: Machine, tensor: NkiTensor, role: str, skip: bool = False) -> 
     return np.where(valid.reshape(-1, *(1,) * (tensor.ndim - 1)), flat[addresses], np.zeros((), flat.dtype))
 
 
-def write(machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "dst", skip: bool = False) -> None:
+def write(
+    machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "dst", skip: bool = False, cell: int = Cell.OTHER
+) -> None:
     """Store results, cast to the destination's type.
 
     Args:
@@ -97,6 +99,7 @@ def write(machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "
         values: as many elements as it has, in row-major order; an array of the stored type is copied bit by bit.
         role: its name, for messages.
         skip: rows with an index out of range are left alone instead of being an error.
+        cell: state of the written bytes of PSUM.
 
     Raises:
         Broken: the number of elements differs, or some lie outside of the allocation.
@@ -106,7 +109,7 @@ def write(machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "
     result = dtypes.cast(values, tensor.data_type, tensor.numpy_type).reshape(tensor.shape)
     if tensor.indirection is None:
         tensor.elements()[...] = result
-        _mark_written(machine, tensor)
+        _mark_written(machine, tensor, cell)
         return
     if not tensor.indirection.rows:
         write(machine, _placed(machine, tensor, tensor.indirection, role, skip), result, role)
@@ -116,7 +119,7 @@ def write(machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "
     addresses = _addresses(tensor, np.where(valid, index, 0), everything.size, role)[valid]
     everything.elements().reshape(-1)[addresses] = result[valid]
     if tensor.storage.written is not None:
-        everything.elements(tensor.storage.written).reshape(-1)[addresses] = _ones(tensor)
+        everything.elements(tensor.storage.written).reshape(-1)[addresses] = filled(tensor, 1)
 
 
 def valid_rows(machine: Machine, tensor: NkiTensor, role: str) -> np.ndarray:
@@ -137,35 +140,35 @@ def scalar(machine: Machine, source: Any, role: str) -> int:
     return int(source)
 
 
-def _ones(tensor: NkiTensor) -> int:
-    return int.from_bytes(b"\1" * tensor.numpy_type.itemsize, "little")
+def filled(tensor: NkiTensor, byte: int) -> int:
+    """An element of a map of bytes, all of whose bytes are `byte`."""
+    return int.from_bytes(bytes([byte]) * tensor.numpy_type.itemsize, "little")
 
 
 def _check_initialised(machine: Machine, tensor: NkiTensor, role: str) -> None:
     storage = tensor.storage
-    if storage.written is None:
-        return
-    if not (tensor.elements(storage.written) == _ones(tensor)).all():
+    if storage.written is not None and not (tensor.elements(storage.written) == filled(tensor, 1)).all():
         machine.limit(False, f"{role} reads memory of {tensor!r} that was never written")
         return
-    if storage.cells is not None and machine.instruction not in ("nc_matmul", "nc_matmul_mx"):
-        cells = tensor.elements(storage.cells).view()
-        opened = cells == _ones(tensor) * Cell.OPEN
-        cells[opened] = _ones(tensor) * Cell.READ
+    if storage.cells is not None:
+        cells = tensor.elements(storage.cells)
+        opened = cells == filled(tensor, Cell.OPEN)
+        if opened.any():
+            cells[opened] = filled(tensor, Cell.READ)
 
 
-def _mark_written(machine: Machine, tensor: NkiTensor) -> None:
+def _mark_written(machine: Machine, tensor: NkiTensor, cell: int) -> None:
     storage = tensor.storage
     if storage.cells is not None:
-        tensor.elements(storage.cells)[...] = _ones(tensor) * Cell.OTHER
+        tensor.elements(storage.cells)[...] = filled(tensor, cell)
     if storage.address is not None and machine.pinned:
         _clobber(machine, tensor)
     if storage.written is None:
         return
     if tensor.size * tensor.numpy_type.itemsize == storage.data.nbytes and storage.address is None:
-        storage.written = None if storage.cells is None else storage.written
-    if storage.written is not None:
-        tensor.elements(storage.written)[...] = _ones(tensor)
+        storage.written = None
+    else:
+        tensor.elements(storage.written)[...] = filled(tensor, 1)
 
 
 def _clobber(machine: Machine, tensor: NkiTensor) -> None:

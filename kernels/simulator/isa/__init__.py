@@ -35,6 +35,7 @@ from vllm_neuron.kernels.simulator.isa.elementwise import (
     tensor_scalar,
     tensor_tensor,
 )
+from vllm_neuron.kernels.simulator.isa.mx import activate2, exponential, nc_matmul_mx, quantize_mx
 from vllm_neuron.kernels.simulator.isa.reductions import (
     activation,
     activation_reduce,
@@ -68,6 +69,7 @@ gpsimd_engine, unknown_engine = engine.gpsimd, engine.unknown
 __all__ = [
     "NkiValidationError",
     "VirtualRegister",
+    "activate2",
     "activation",
     "activation_reduce",
     "affine_select",
@@ -82,6 +84,7 @@ __all__ = [
     "dma_transpose",
     "dropout",
     "engine",
+    "exponential",
     "get_nc_sub_version",
     "get_nc_version",
     "iota",
@@ -92,12 +95,14 @@ __all__ = [
     "nc_find_index8",
     "nc_match_replace8",
     "nc_matmul",
+    "nc_matmul_mx",
     "nc_n_gather",
     "nc_stream_shuffle",
     "nc_transpose",
     "nc_version",
     "nonzero_with_count",
     "oob_mode",
+    "quantize_mx",
     "range_select",
     "reciprocal",
     "reduce_cmd",

@@ -10,7 +10,7 @@ from vllm_neuron.kernels.simulator.isa.constants import engine as Engine
 from vllm_neuron.kernels.simulator.isa.constants import matmul_perf_mode
 from vllm_neuron.kernels.simulator.isa.instruction import chosen, instruction
 from vllm_neuron.kernels.simulator.machine import Machine
-from vllm_neuron.kernels.simulator.memory import issue, read, write
+from vllm_neuron.kernels.simulator.memory import filled, issue, read, write
 from vllm_neuron.kernels.simulator.storage import Cell
 from vllm_neuron.kernels.simulator.targets import nc_version
 from vllm_neuron.kernels.simulator.tensor import NkiTensor
@@ -58,7 +58,7 @@ def nc_matmul(
         )
     pairs = 2 if double else 1
     rows, columns = stationary.free_elements // pairs, moving.free_elements // pairs
-    _tile_sizes(machine, depth, rows, tile_position, tile_size, double)
+    tiles(machine, depth, rows, tile_position, tile_size, double)
     require(
         dst.shape[0] == rows and dst.free_elements == columns,
         f"dst has {dst.shape[0]} partitions of {dst.free_elements}: the product is ({rows}, {columns})",
@@ -67,7 +67,7 @@ def nc_matmul(
     limit = max(limit, machine.target.matmul_moving)
     machine.limit(columns <= limit, f"moving has a free size of {columns}: at most {limit}")
     bank(machine, dst)
-    accumulates = _accumulates(machine, dst, accumulate) if not is_transpose else False
+    accumulates = accumulation(machine, dst, accumulate) if not is_transpose else False
 
     issue(
         machine, "tensor", (dst,), (stationary, moving, *((dst,) if np.any(accumulates) else ())),
@@ -79,16 +79,15 @@ def nc_matmul(
         write(machine, dst, _transposed(left.reshape(depth, -1), right.reshape(depth, -1)))
         return
     with np.errstate(all="ignore"):
-        product = _operand(left, stationary).T @ _operand(right, moving)
+        product = _operand(left, stationary, pairs).T @ _operand(right, moving, pairs)
     accumulated(machine, dst, product, accumulates)
 
 
-def _operand(values: np.ndarray, operand: NkiTensor) -> np.ndarray:
+def _operand(values: np.ndarray, operand: NkiTensor, pairs: int) -> np.ndarray:
+    """float32 (K, free), where double_row contracts its pairs too."""
     flat = dtypes.compute(values)
     flat = dtypes.round_tf32(flat) if operand.dtype == "tfloat32" else flat
-    if flat.ndim == 3 and flat.shape[1] == 2:
-        return flat.reshape(flat.shape[0] * 2, -1)
-    return flat.reshape(flat.shape[0], -1)
+    return flat.reshape(flat.shape[0] * pairs, -1)
 
 
 def _transposed(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -126,7 +125,7 @@ def _matmul_types(
         rules.one_of(machine, "dst", dst, ("float32", "bfloat16") if newer else ("float32",))
 
 
-def _tile_sizes(machine: Machine, depth: int, rows: int, position: Any, size: Any, double: bool) -> None:
+def tiles(machine: Machine, depth: int, rows: int, position: Any, size: Any, double: bool = False) -> None:
     """Row and column tiling: a stationary operand smaller than the array takes a part of it."""
     position, size = tuple(position or ()), tuple(size or ())
     machine.limit(bool(position) == bool(size), "tile_position and tile_size must both be set")
@@ -155,33 +154,34 @@ def bank(machine: Machine, dst: NkiTensor) -> None:
     )
 
 
-def _accumulates(machine: Machine, dst: NkiTensor, accumulate: bool | None) -> np.ndarray | bool:
-    """Which elements of dst a matmul adds to."""
+def accumulation(machine: Machine, dst: NkiTensor, accumulate: bool | None) -> np.ndarray | bool:
+    """Which elements of dst a matmul adds to; all or none of them as a bool."""
     if accumulate is not None and not accumulate:
         return False
-    cells = dst.elements(dst.storage.cells) & 0xFF
+    cells = dst.elements(dst.storage.cells)
     if accumulate is None:
         machine.limit(False, "accumulate is not given: say accumulate=False for the first matmul of a group")
         return cells != Cell.EMPTY
+    if (cells == filled(dst, Cell.OPEN)).all():
+        return True
     reasons = {
         Cell.EMPTY: "nothing was written to it",
         Cell.READ: "it was read since, which ended its group",
         Cell.OTHER: "another instruction wrote to it",
     }
-    for state, reason in reasons.items():
-        found = bool((cells == state).any())
-        machine.limit(not found, f"accumulate=True onto psum that no matmul with accumulate=False opened: {reason}")
-    return np.ones(dst.shape, bool)
+    reason = next(text for state, text in reasons.items() if (cells == filled(dst, state)).any())
+    machine.limit(False, f"accumulate=True onto psum that no matmul with accumulate=False opened: {reason}")
+    return True
 
 
 def accumulated(machine: Machine, dst: NkiTensor, product: np.ndarray, where: np.ndarray | bool) -> None:
     """Write a product, or add it where an accumulation group goes on."""
     product = product.reshape(dst.shape)
-    if np.any(where):
+    if where is True:
+        product = product + dst.elements()
+    elif where is not False and where.any():
         product = np.where(where, dtypes.compute(dst.elements()) + product, product)
-    write(machine, dst, product)
-    cells = dst.elements(dst.storage.cells)
-    cells[...] = int.from_bytes(bytes([Cell.OPEN]) * cells.dtype.itemsize, "little")
+    write(machine, dst, product, cell=Cell.OPEN)
 
 
 @instruction

@@ -313,6 +313,18 @@ def test_nc_matmul_accumulates_in_float32(sizes, dtype):
     np.testing.assert_allclose(simulate(kernel, a, b), golden, rtol=1e-5, atol=1e-4)
 
 
+def test_free_dimensions_of_a_matmul_are_flattened():
+    def kernel(a, b):
+        product, result = nl.ndarray((8, 2, 5), nl.float32, nl.psum), nl.ndarray((8, 2, 5), nl.float32)
+        nisa.nc_matmul(product, tile(a), tile(b), accumulate=False)
+        nisa.tensor_copy(result, product)
+        return out(result)
+
+    a, b = normal(16, 2, 4), normal(16, 2, 5)
+    golden = (a.reshape(16, 8).T @ b.reshape(16, 10)).reshape(8, 2, 5)
+    np.testing.assert_allclose(simulate(kernel, a, b), golden, rtol=1e-5, atol=1e-5)
+
+
 def test_double_row_contracts_256():
     def kernel(a, b):
         product, result = nl.ndarray((16, 40), nl.float32, nl.psum), nl.ndarray((16, 40), nl.float32)
@@ -607,3 +619,40 @@ def test_imprecise_mode_keeps_float32():
     a = normal(4, 8)
     np.testing.assert_array_equal(simulate(kernel, a), a.astype(BF16).astype(np.float32))
     np.testing.assert_array_equal(simulate(kernel, a, precise=False), a)
+
+
+def test_microscaling_product_is_that_of_the_quantised_values():
+    def kernel(a, b):
+        product, result = nl.ndarray((6, 10), nl.float32, nl.psum), nl.ndarray((6, 10), nl.float32)
+        quantised = []
+        for source, columns in ((a, 6), (b, 10)):
+            packed, scales = nl.ndarray((64, columns), nl.float8_e4m3fn_x4), nl.ndarray((64, columns), nl.float8_e8m0fnu)
+            nisa.quantize_mx(packed, tile(source), scales)
+            quantised.append((packed, scales))
+        (left, left_scale), (right, right_scale) = quantised
+        nisa.nc_matmul_mx(product, left, right, left_scale, right_scale, accumulate=False)
+        nisa.tensor_copy(result, product)
+        return out(result)
+
+    def golden(x):
+        groups = x.astype(np.float64).reshape(8, 8, -1, 4)
+        scale = np.exp2(np.floor(np.log2(np.abs(groups).max((1, 3), keepdims=True))) - 7)
+        return ((groups / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale).reshape(64, -1, 4)
+
+    a, b = normal(64, 24).astype(BF16), normal(64, 40).astype(BF16)
+    product = np.einsum("kmi,kni->mn", golden(a), golden(b))
+    np.testing.assert_allclose(simulate(kernel, a, b, target="trn3"), product, rtol=1e-5, atol=1e-4)
+
+
+def test_activations_of_trn3():
+    def kernel(a, top):
+        powers, total, result = like(a), nl.ndarray((a.shape[0], 1), nl.float32), like(a)
+        nisa.exponential(powers, tile(a), tile(top), total, nisa.reduce_cmd.reset_reduce)
+        nisa.activate2(result, nl.relu, tile(a), 2.0, 0.5, nl.multiply, nl.subtract, reverse1=True)
+        return out(powers), out(total), out(result)
+
+    a, top = normal(9, 11), normal(9, 1)
+    powers, total, result = simulate(kernel, a, top, target="trn3")
+    np.testing.assert_allclose(powers, np.exp(a - top), rtol=1e-5)
+    np.testing.assert_allclose(total, np.exp(a - top).sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(result, np.maximum(0.5 - a * 2, 0), rtol=1e-5)
