@@ -10,8 +10,8 @@ from vllm_neuron.kernels.simulator.targets import Target
 def peak_of(lifetimes: Sequence[Lifetime]) -> tuple[int, list[Lifetime]]:
     """Bytes per partition that are in use at the same time, and by what.
 
-    A tensor is in use from the first to the last instruction that touches it. Tensors of fewer than 128 partitions count
-    like others: they are not packed side by side.
+    A tensor is in use from the first to the last instruction that touches it. Tensors of fewer than 128 partitions
+    count like others: they are not packed side by side.
     """
     events = sorted(
         event

@@ -1,9 +1,9 @@
 """How long an instruction occupies its engine: the formulas that AWS documents, in cycles of the engine's clock.
 
 Sources: the cost notes of the instructions in the NKI documentation of release 2.26 (MIN_II and the per-instruction
-formulas), the Trainium 2 and 3 architecture guides (clocks, widths, performance modes, DMA engines), and the guide on DMA
-bandwidth. What they leave open is in OPEN. Two values are calibrated on published measurements of a matrix product of
-2048 x 2048 x 2048: DMA_LATENCY and DMA_DESCRIPTOR.
+formulas), the Trainium 2 and 3 architecture guides (clocks, widths, performance modes, DMA engines), and the guide on
+DMA bandwidth. What they leave open is in OPEN. Two values are calibrated on published measurements of a matrix product
+of 2048 x 2048 x 2048: DMA_LATENCY and DMA_DESCRIPTOR.
 
 N below is the number of elements per partition.
 """

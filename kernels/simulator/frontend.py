@@ -67,9 +67,10 @@ class Simulated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs).outputs
 
-    def run(self, *args: Any, trace: bool = False, **kwargs: Any) -> Run:
-        """Run it and return everything that is known about the run, its outputs included."""
-        return run(self.kernel.function, args, kwargs, self.kernel.lnc, self.strict, self.target, self.precise, trace)
+    def run(self, *args: Any, trace: bool = False, values: bool = True, **kwargs: Any) -> Run:
+        """Run it and return everything that is known about the run, its outputs included; options as in `run`."""
+        kernel = self.kernel
+        return run(kernel.function, args, kwargs, kernel.lnc, self.strict, self.target, self.precise, trace, values)
 
 
 def simulate(kernel: Any, *, strict: bool = True, target: str | None = None, precise: bool | None = None) -> Simulated:

@@ -11,15 +11,15 @@ from vllm_neuron.kernels.simulator import dtypes, isa, sugar
 from vllm_neuron.kernels.simulator.errors import Broken, Violation, kernel_line, require
 from vllm_neuron.kernels.simulator.machine import current, running
 from vllm_neuron.kernels.simulator.objects import NKIObject
-from vllm_neuron.kernels.simulator.operators import ACTIVATIONS, ALU
 from vllm_neuron.kernels.simulator.registers import VirtualRegister
 from vllm_neuron.kernels.simulator.storage import MemoryRegion
-from vllm_neuron.kernels.simulator.sugar import load, store
+from vllm_neuron.kernels.simulator.sugar import load, mean, rms_norm, softmax, store, var
 from vllm_neuron.kernels.simulator.targets import TRN2
 from vllm_neuron.kernels.simulator.tensor import NkiTensor
 from vllm_neuron.kernels.simulator.views import dropped, ds, inserted
 
-__all__ = ["MemoryRegion", "NKIObject", "NkiTensor", "VirtualRegister", "ds", "load", "store"]
+__all__ = ["MemoryRegion", "NKIObject", "NkiTensor", "VirtualRegister", "ds", "load", "mean", "rms_norm", "softmax",
+           "store", "var"]  # fmt: skip
 
 DType = str
 globals().update({name: name for name in dtypes.DTYPES if name != "bool"})
@@ -215,60 +215,11 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
 
 # Operators and functions that are short for instructions.
 
-_UNARY_ALU = [name for name, entry in ALU.items() if entry.kind == "unary" or name == "invert"]
-for _name, _entry in ALU.items():
-    if _name not in _UNARY_ALU:
-        globals()[_name] = sugar.binary(_name)
-for _name in (*ACTIVATIONS, "prelu", "bypass", "invert"):
-    globals()[_name] = sugar.unary(_name)
-globals()["copy"] = sugar.copy
-for _name, _operator in (
-    ("sum", "add"),
-    ("max", "maximum"),
-    ("min", "minimum"),
-    ("prod", "multiply"),
-    ("all", "logical_and"),
-):
-    globals()[_name] = sugar.reduction(_name, _operator)
-for _name, _function in (
-    ("cos", np.cos), ("tan", np.tan), ("sin", np.sin), ("ceil", np.ceil), ("floor", np.floor), ("trunc", np.trunc),
-    ("negative", np.negative), ("logical_not", np.logical_not),
-):  # fmt: skip
-    globals()[_name] = sugar.computed(_name, _function)
+globals().update(sugar.FUNCTIONS)
 
 
 def average() -> None:
     """The mean, as an operator of tensor_partition_reduce."""
-
-
-def mean(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
-    """The mean along the last free dimensions."""
-    total = globals()["sum"](x, axis, "float32", keepdims)
-    return globals()["multiply"](total, total.size / x.size, dtype or x.dtype)
-
-
-def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = True) -> NkiTensor:
-    """The variance along the last free dimensions, which stay with size 1."""
-    middle = mean(x, axis, "float32", keepdims=True)
-    return mean(globals()["square"](globals()["subtract"](x, middle, "float32")), axis, dtype or x.dtype, keepdims=True)
-
-
-def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
-    """Softmax along the last free dimensions."""
-    top = globals()["max"](x, axis, "float32", keepdims=True)
-    powers = globals()["exp"](globals()["subtract"](x, top, "float32"))
-    total = globals()["sum"](powers, axis, "float32", keepdims=True)
-    return globals()["multiply"](powers, globals()["reciprocal"](total), dtype or x.dtype)
-
-
-def rms_norm(
-    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: Any = None, compute_dtype: Any = None
-) -> NkiTensor:
-    """x / sqrt(mean(x^2) + epsilon) * w."""
-    total = globals()["sum"](globals()["square"](x, "float32"), axis, "float32", keepdims=True)
-    scale = sugar.result(total)
-    isa.activation(scale, globals()["rsqrt"], total, bias=epsilon, scale=1.0 / n)
-    return globals()["multiply"](globals()["multiply"](x, scale, "float32"), w, dtype or x.dtype)
 
 
 def where(condition: NkiTensor, x: NkiTensor, y: NkiTensor, dtype: Any = None) -> NkiTensor:
@@ -285,11 +236,11 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
 
 
 def broadcast_to(x: NkiTensor, shape: Any, dtype: Any = None) -> NkiTensor:
-    """A copy, repeated along dimensions of size 1; along the partitions by a DMA, which alone can read one many times."""
+    """A copy, repeated along dimensions of size 1; along the partitions by a DMA, which can read one many times."""
     layout = x.layout
     for dim, size in enumerate(shape):
         layout = layout if layout.shape[dim] == size else inserted(dropped(layout, dim), dim, size)
-    if tuple(shape)[0] == x.shape[0]:
+    if shape[0] == x.shape[0]:
         return sugar.copy(x.moved(layout), dtype)
     repeated = ndarray(shape, dtype or x.dtype)
     isa.dma_copy(repeated, x.moved(layout))

@@ -29,6 +29,7 @@ class Machine:
         rank: of this core among those that run the kernel.
         team: the cores that run it.
         trace: what was executed, for the cost model; None when nobody asked.
+        values: instructions compute; otherwise they are checked and traced only.
         clock: instructions executed so far.
         notes: broken rules that compatible mode let pass, with how often.
         lifetimes: of all allocations.
@@ -40,6 +41,7 @@ class Machine:
     rank: int
     team: "Team"
     trace: "list[Instruction] | None" = None
+    values: bool = True
     clock: int = 0
     notes: Counter[str] = field(default_factory=Counter)
     lifetimes: list[Lifetime] = field(default_factory=list)
@@ -84,7 +86,8 @@ class Machine:
         self.lifetimes.append(lifetime)
         row_bytes = elements * stored(dtype, self.precise).itemsize
         storage = Storage(region, partitions, row_bytes, lifetime, self.precise, address=address)
-        storage.poison(dtype)
+        if self.values:
+            storage.poison(dtype)
         if address is not None and self.strict:
             self.pinned = [other for other in self.pinned if other.lifetime is not lifetime]
             self.pinned.append(storage)

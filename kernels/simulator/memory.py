@@ -15,6 +15,10 @@ from vllm_neuron.kernels.simulator.trace import Instruction, access
 from vllm_neuron.kernels.simulator.views import View
 
 
+class Traced(Exception):
+    """An instruction was checked and traced, and is not to compute."""
+
+
 class Skipped(Exception):
     """The one dynamic address of an instruction is out of range and oob_mode.skip says to do nothing."""
 
@@ -34,6 +38,9 @@ def issue(
         writes: destinations.
         reads: sources; everything that is no tensor is ignored.
         attributes: what the cost depends on besides.
+
+    Raises:
+        Traced: the machine does not compute, so that this is all.
     """
     sources = [tensor for tensor in reads if isinstance(tensor, NkiTensor)]
     for tensor in (*writes, *sources):
@@ -55,6 +62,8 @@ def issue(
                 attributes,
             )
         )
+    if not machine.values:
+        raise Traced
 
 
 def read(machine: Machine, tensor: NkiTensor, role: str, skip: bool = False) -> np.ndarray:
@@ -89,7 +98,12 @@ def read(machine: Machine, tensor: NkiTensor, role: str, skip: bool = False) -> 
 
 
 def write(
-    machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str = "dst", skip: bool = False, cell: int = Cell.OTHER
+    machine: Machine,
+    tensor: NkiTensor,
+    values: np.ndarray,
+    role: str = "dst",
+    skip: bool = False,
+    cell: int = Cell.OTHER,
 ) -> None:
     """Store results, cast to the destination's type.
 
@@ -134,6 +148,7 @@ def scalar(machine: Machine, source: Any, role: str) -> int:
     if isinstance(source, VirtualRegister):
         return source.read()
     if isinstance(source, NkiTensor):
+        require(machine.values, f"{role} depends on a value, and this run computes none (values=False)")
         require(source.size == 1, f"{role} has an offset of {source.size} elements: it must be one")
         require(source.data_type.kind in ("int", "uint"), f"{role} has an offset of type {source.dtype}: no integer")
         return int(read(machine, source, f"offset of {role}").reshape(()).astype(np.int64))
@@ -147,6 +162,8 @@ def filled(tensor: NkiTensor, byte: int) -> int:
 
 def _check_initialised(machine: Machine, tensor: NkiTensor, role: str) -> None:
     storage = tensor.storage
+    if not machine.values:
+        return
     if storage.written is not None and not (tensor.elements(storage.written) == filled(tensor, 1)).all():
         machine.limit(False, f"{role} reads memory of {tensor!r} that was never written")
         return

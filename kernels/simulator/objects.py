@@ -38,7 +38,9 @@ def _parameters(cls: type) -> list[str]:
         plain = [
             name
             for name, value in vars(base).items()
-            if not name.startswith("__") and not callable(value) and not isinstance(value, property | classmethod | staticmethod)
+            if not name.startswith("__")
+            and not callable(value)
+            and not isinstance(value, property | classmethod | staticmethod)
         ]
         names += [name for name in (*annotated, *plain) if name not in names]
     return names

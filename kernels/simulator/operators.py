@@ -82,8 +82,10 @@ _ALU = (
     Operator("right_shift", "bitwise", _shift(np.right_shift)),
 )
 ALU: dict[str, Operator] = {entry.name: entry for entry in _ALU}
-_ALIASES = {"max": "maximum", "min": "minimum", "sum": "add", "bitwise_not": "invert", "absolute": "abs", "copy": "bypass",
-            "true_divide": "divide", "remainder": "mod", "float_power": "power"}  # fmt: skip
+_ALIASES = {
+    "max": "maximum", "min": "minimum", "sum": "add", "bitwise_not": "invert", "absolute": "abs", "copy": "bypass",
+    "true_divide": "divide", "remainder": "mod", "float_power": "power",
+}  # fmt: skip
 COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", "less")
 
 

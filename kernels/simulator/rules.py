@@ -83,7 +83,8 @@ def same_layout(first: str, one: NkiTensor, second: str, other: NkiTensor) -> No
     """
     require(
         one.shape[0] == other.shape[0] and one.size == other.size,
-        f"{first} has {one.shape[0]} partitions of {one.free_elements}, {second} has {other.shape[0]} of {other.free_elements}",
+        f"{first} has {one.shape[0]} partitions of {one.free_elements}, "
+        f"{second} has {other.shape[0]} of {other.free_elements}",
     )
 
 

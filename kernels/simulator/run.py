@@ -64,6 +64,7 @@ def run(
     target: str | None = None,
     precise: bool | None = None,
     trace: bool = False,
+    values: bool = True,
 ) -> Run:
     """Run a kernel on `lnc` simulated cores.
 
@@ -75,6 +76,8 @@ def run(
         target: "trn2" or "trn3"; None reads NEURON_PLATFORM_TARGET_OVERRIDE and falls back to trn2.
         precise: float types keep their precision in memory; None reads NKI_PRECISE_FP.
         trace: keep what was executed, for the cost model.
+        values: compute. False only checks and traces, for estimates of large shapes: there are no outputs, reads of
+            uninitialised memory are not noticed, and neither loops nor branches may depend on data.
 
     Raises:
         Violation: the kernel breaks a rule.
@@ -87,11 +90,11 @@ def run(
         _check_arguments(args, kwargs)
     chosen, team = target_of(target), Team(lnc)
     precise = envs.NKI_PRECISE_FP if precise is None else precise
-    machines = [Machine(chosen, strict, precise, rank, team, [] if trace else None) for rank in range(lnc)]
+    machines = [Machine(chosen, strict, precise, rank, team, [] if trace else None, values) for rank in range(lnc)]
     bound = Arguments(precise)
     arguments = bound.tensors(list(args)), bound.tensors(dict(kwargs))
     results = _threads(function, arguments, machines)
-    outputs = bound.arrays(results[0], strict)
+    outputs = bound.arrays(results[0], strict) if values else None
     bound.write_back()
     lifetimes = [machine.lifetimes for machine in machines]
     peak = check_capacity(lifetimes[0], chosen, strict)

@@ -100,9 +100,9 @@ class _Queue:
 def schedule(trace: Sequence[Instruction], target: Target) -> list[Placed]:
     """Place the instructions of one core on a time line.
 
-    Every engine runs its instructions in program order. An instruction waits for what it reads to be written, for what it
-    overwrites to be read, and for room in SBUF and PSUM (allocations that are done make room for later ones, as a compiler
-    that rotates buffers would have it); a semaphore between engines takes SYNC.
+    Every engine runs its instructions in program order. An instruction waits for what it reads to be written, for what
+    it overwrites to be read, and for room in SBUF and PSUM (allocations that are done make room for later ones, as a
+    compiler that rotates buffers would have it); a semaphore between engines takes SYNC.
     """
     spans = _spans(trace)
     memories = {
@@ -134,9 +134,8 @@ def schedule(trace: Sequence[Instruction], target: Target) -> list[Placed]:
                 if use.touches(operand):
                     earliest = max(earliest, _after(use, engine, use.ready, instruction))
             for use in reads[operand.storage]:
-                if use.engine != engine or engine == "dma":
-                    if use.touches(operand):
-                        earliest = max(earliest, use.busy_until + SYNC)
+                if (use.engine != engine or engine == "dma") and use.touches(operand):
+                    earliest = max(earliest, use.busy_until + SYNC)
         stationary = instruction.reads[0] if engine == "tensor" and instruction.reads else None
         taken = cost(instruction, target, stationary is not None and stationary == weights)
         weights = stationary or weights

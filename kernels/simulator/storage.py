@@ -70,7 +70,7 @@ class Storage:
     """
 
     __slots__ = (
-        "__weakref__", "address", "cells", "data", "lifetime", "partitions", "precise", "region", "row_bytes", "written",
+        "address", "cells", "data", "lifetime", "partitions", "precise", "region", "row_bytes", "written",
     )  # fmt: skip
 
     def __init__(

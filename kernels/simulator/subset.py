@@ -71,7 +71,10 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
     if not isinstance(definition, ast.FunctionDef):
         return
     for rule, number in _of_tree(definition, function):
-        yield f"{function.__name__} uses {rule}, which the language of NKI does not have", f"{file}:{first + number - 1}"
+        yield (
+            f"{function.__name__} uses {rule}, which the language of NKI does not have",
+            f"{file}:{first + number - 1}",
+        )
     for name, value in _globals_of(definition, function):
         if _is_kernel(value):
             rule = (

@@ -9,6 +9,7 @@ import numpy as np
 from vllm_neuron.kernels.simulator import dtypes, isa
 from vllm_neuron.kernels.simulator.errors import Broken, require
 from vllm_neuron.kernels.simulator.machine import current
+from vllm_neuron.kernels.simulator.operators import ACTIVATIONS, ALU
 from vllm_neuron.kernels.simulator.storage import MemoryRegion
 from vllm_neuron.kernels.simulator.tensor import NkiTensor
 from vllm_neuron.kernels.simulator.views import View, row_major
@@ -158,3 +159,57 @@ def computed(name: str, function: Callable[[np.ndarray], np.ndarray]) -> Callabl
         return output
 
     return _named(apply, name, "Element-wise.")
+
+
+_ONE_OPERAND = (*ACTIVATIONS, "prelu", "bypass", "invert")
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: binary(name) for name, entry in ALU.items() if entry.kind != "unary" and name not in _ONE_OPERAND},
+    **{name: unary(name) for name in _ONE_OPERAND},
+    "copy": copy,
+    **{
+        name: reduction(name, operator)
+        for name, operator in (
+            ("sum", "add"),
+            ("max", "maximum"),
+            ("min", "minimum"),
+            ("prod", "multiply"),
+            ("all", "logical_and"),
+        )
+    },
+    **{
+        name: computed(name, getattr(np, name))
+        for name in ("cos", "tan", "sin", "ceil", "floor", "trunc", "negative", "logical_not")
+    },
+}
+"""Functions of `nki.language` by name: operators where an instruction takes one, else short for instructions."""
+
+
+def mean(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+    """The mean along the last free dimensions."""
+    total = FUNCTIONS["sum"](x, axis, "float32", keepdims)
+    return FUNCTIONS["multiply"](total, total.size / x.size, dtype or x.dtype)
+
+
+def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = True) -> NkiTensor:
+    """The variance along the last free dimensions, which stay with size 1."""
+    centred = FUNCTIONS["subtract"](x, mean(x, axis, "float32", keepdims=True), "float32")
+    return mean(FUNCTIONS["square"](centred), axis, dtype or x.dtype, keepdims=True)
+
+
+def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
+    """Softmax along the last free dimensions."""
+    top = FUNCTIONS["max"](x, axis, "float32", keepdims=True)
+    powers = FUNCTIONS["exp"](FUNCTIONS["subtract"](x, top, "float32"))
+    total = FUNCTIONS["sum"](powers, axis, "float32", keepdims=True)
+    return FUNCTIONS["multiply"](powers, FUNCTIONS["reciprocal"](total), dtype or x.dtype)
+
+
+def rms_norm(
+    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: Any = None, compute_dtype: Any = None
+) -> NkiTensor:
+    """x / sqrt(mean(x^2) + epsilon) * w."""
+    inner = compute_dtype or "float32"
+    total = FUNCTIONS["sum"](FUNCTIONS["square"](x, inner), axis, "float32", keepdims=True)
+    scale = result(total)
+    isa.activation(scale, FUNCTIONS["rsqrt"], total, bias=epsilon, scale=1.0 / n)
+    return FUNCTIONS["multiply"](FUNCTIONS["multiply"](x, scale, inner), w, dtype or x.dtype)

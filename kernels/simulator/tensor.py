@@ -13,7 +13,6 @@ from vllm_neuron.kernels.simulator.registers import VirtualRegister
 from vllm_neuron.kernels.simulator.storage import MemoryRegion, Storage
 from vllm_neuron.kernels.simulator.views import View, ds
 
-
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -255,7 +254,7 @@ class NkiTensor:
 
     def permute(self, dims: Sequence[int]) -> "NkiTensor":
         """Dimensions in another order; on chip dimension 0 stays."""
-        require(not self.on_chip or tuple(dims)[0] == 0, f"permute{tuple(dims)} moves the partitions of {self!r}")
+        require(not self.on_chip or dims[0] == 0, f"permute{tuple(dims)} moves the partitions of {self!r}")
         return self.moved(views.permuted(self.layout, dims))
 
     def broadcast(self, dim: int, size: int) -> "NkiTensor":

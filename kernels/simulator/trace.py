@@ -71,9 +71,7 @@ def access(tensor: NkiTensor) -> Access:
     last = start + tensor.shape[0] - 1 if tensor.on_chip else 0
     shape = tensor.shape if tensor.on_chip or tensor.ndim > 1 else (1, *tensor.shape)
     lifetime = tensor.storage.lifetime
-    return Access(
-        id(lifetime), tensor.buffer, tensor.data_type, shape, low, high, (start, last), run, lifetime.bytes
-    )
+    return Access(id(lifetime), tensor.buffer, tensor.data_type, shape, low, high, (start, last), run, lifetime.bytes)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ ROWS = [
     ("VLLM_NEURON_CPU_MODE", "bool", False),
     ("VLLM_NEURON_LOG_LEVEL", "str", "INFO"),
     ("VLLM_NEURON_DISABLE_NKI_KERNELS", "bool", False),
+    ("NKI_SIMULATOR", "bool", False),
+    ("NKI_PRECISE_FP", "bool", True),
     ("VLLM_NEURON_ATTN_MASK_TORCH", "bool", False),
     ("VLLM_USE_V2_MODEL_RUNNER", "bool", None),
     ("VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION", "float", 0.30),

@@ -51,6 +51,7 @@ def register_load(machine: Machine, dst: VirtualRegister, src: NkiTensor) -> Non
     rules.tensor("src", src)
     machine.limit(src.buffer is not rules.PSUM, "src is in psum: registers load from hbm or sbuf")
     require(src.size == 1, f"src has {src.size} elements: it must have one")
+    require(machine.values, "a register depends on a value, and this run computes none (values=False)")
     issue(machine, "sync", (), (src,))
     dst.write(int(read(machine, src, "src").reshape(()).astype(np.int64)))
 

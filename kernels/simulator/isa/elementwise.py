@@ -287,7 +287,7 @@ def nc_stream_shuffle(
     for role, operand in (("src", src), ("dst", dst)):
         machine.limit(
             operand.start_partition % step == 0,
-            f"{role} starts at partition {operand.start_partition}: {active} active partitions start at multiples of {step}",
+            f"{role} starts at partition {operand.start_partition}: {active} partitions start at multiples of {step}",
         )
     issue(machine, "vector", (dst,), (src,))
     values = read(machine, src, "src").reshape(src.shape[0], -1).copy()

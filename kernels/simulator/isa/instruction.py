@@ -8,6 +8,7 @@ from typing import Any
 from vllm_neuron.kernels.simulator.errors import Broken, Violation, kernel_line
 from vllm_neuron.kernels.simulator.isa.constants import engine
 from vllm_neuron.kernels.simulator.machine import current, describe
+from vllm_neuron.kernels.simulator.memory import Traced
 
 
 def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,6 +29,8 @@ def instruction(function: Callable[..., Any]) -> Callable[..., Any]:
         outer, machine.instruction = machine.instruction, function.__name__
         try:
             return function(machine, *args, **kwargs)
+        except Traced:
+            return None
         except Broken as broken:
             operands = describe(signature.bind(*args, **kwargs).arguments)
             raise Violation(function.__name__, str(broken), operands, kernel_line()) from None

@@ -52,13 +52,17 @@ def _scales(machine: Machine, role: str, scale: NkiTensor, partitions: int, colu
     rules.one_of(machine, role, scale, ("float8_e8m0fnu", "uint8"))
     rows = _scale_rows(partitions)
     require(scale.shape[0] > rows[-1], f"{role} has {scale.shape[0]} partitions: groups reach to {rows[-1]}")
-    require(scale.free_elements == columns, f"{role} has {scale.free_elements} elements per partition: {columns} are needed")
+    require(
+        scale.free_elements == columns, f"{role} has {scale.free_elements} elements per partition: {columns} are needed"
+    )
     taken = np.stack([read(machine, scale[int(r) : int(r) + 1], role).reshape(-1) for r in rows])
     return np.exp2(taken.view(np.uint8).astype(np.float32) - 127)
 
 
 @instruction
-def quantize_mx(machine: Machine, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None) -> None:
+def quantize_mx(
+    machine: Machine, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
+) -> None:
     """dst = src / scale in a packed 8-bit format; one scale 2^(floor(log2 max) - (Emax - 1)) per 8 partitions x 4."""
     rules.since(machine, nc_version.gen4, "quantize_mx")
     for role, operand in (("src", src), ("dst", dst), ("dst_scale", dst_scale)):
@@ -74,7 +78,9 @@ def quantize_mx(machine: Machine, dst: NkiTensor, src: NkiTensor, dst_scale: Nki
         dst.shape[0] == partitions and dst.free_elements == columns,
         f"dst has shape {dst.shape}: the result is ({partitions}, {columns})",
     )
-    require(dst_scale.free_elements == columns, f"dst_scale has {dst_scale.free_elements} elements per partition: {columns}")
+    require(
+        dst_scale.free_elements == columns, f"dst_scale has {dst_scale.free_elements} elements per partition: {columns}"
+    )
     element, largest = _ELEMENTS[dst.dtype]
     values = rules.rows_of(machine, "src", src).reshape(partitions // GROUP, GROUP, columns, 4)
     issue(machine, "vector", (dst, dst_scale), (src,))
@@ -111,7 +117,9 @@ def nc_matmul_mx(
     for role, operand in (("stationary", stationary), ("moving", moving)):
         require(operand.dtype in PACKED, f"{role} is {operand.dtype}: it must be {' or '.join(PACKED)}")
     depth, rows, columns = stationary.shape[0], stationary.free_elements, moving.free_elements
-    require(depth == moving.shape[0], f"stationary has {depth} partitions, moving {moving.shape[0]}: they must be equal")
+    require(
+        depth == moving.shape[0], f"stationary has {depth} partitions, moving {moving.shape[0]}: they must be equal"
+    )
     require(depth % QUADRANT == 0, f"stationary has {depth} partitions: a multiple of {QUADRANT}")
     machine.limit(rows % 2 == 0, f"stationary has a free size of {rows}: it must be even")
     tiles(machine, depth, rows, tile_position, tile_size)

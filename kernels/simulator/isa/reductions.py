@@ -153,27 +153,20 @@ def result_column(machine: Machine, role: str, target: NkiTensor, rows: int) -> 
     return target
 
 
-def _activated(machine: Machine, op: Any, data: NkiTensor, bias: Any, scale: Any) -> tuple[str, np.ndarray]:
-    """Name of the function and its results in float32 (partitions, elements)."""
-    name = function_named(op)
+def _activated(machine: Machine, name: str, data: NkiTensor, bias: Any, scale: Any) -> np.ndarray:
+    """name(data * scale + bias) in float32 (partitions, elements)."""
     factor = rules.column(machine, "scale", scale, data.shape[0])
-    machine.limit(
-        bias is None or isinstance(bias, NkiTensor) or machine.target.version >= nc_version.gen3,
-        "a constant bias needs trn2",
-    )
     shift = np.float32(0) if bias is None else rules.column(machine, "bias", bias, data.shape[0], fp32=False)
-    if isinstance(bias, NkiTensor):
-        machine.limit(bias.dtype != "tfloat32", "bias is tfloat32, which it may not be")
     with np.errstate(all="ignore"):
         inputs = rules.rows_of(machine, "data", data) * factor + shift
     if name in RANGES:
         low, high = RANGES[name]
         outside = ~((inputs >= low) & (inputs <= high)) & np.isfinite(inputs)
         if outside.any():
-            machine.notes[
-                f"activation: {name} of {inputs[outside].flat[0]}: outside [{low:g}, {high:g}] the result is invalid"
-            ] += 1
-    return name, activate(name, inputs)
+            value = inputs[outside].flat[0]
+            note = f"activation: {name} of {value}: outside [{low:g}, {high:g}] the result is invalid"
+            machine.notes[note] += 1
+    return activate(name, inputs)
 
 
 @instruction
@@ -214,11 +207,18 @@ def _run(
         reduce_cmd in (Command.idle, Command.reset) or reduce_op is not None,
         f"reduce_cmd {reduce_cmd.name} without reduce_op",
     )
-    function, results = _activated(machine, op, data, bias, scale)
+    function = function_named(op)
+    machine.limit(
+        bias is None or isinstance(bias, NkiTensor) or machine.target.version >= nc_version.gen3,
+        "a constant bias needs trn2",
+    )
+    if isinstance(bias, NkiTensor):
+        machine.limit(bias.dtype != "tfloat32", "bias is tfloat32, which it may not be")
     outputs = [dst]
     if reduce_res is not None:
         outputs.append(result_column(machine, "reduce_res", reduce_res, data.shape[0]))
     issue(machine, "scalar", outputs, (data, bias, scale), op=function, reduces=reduce_res is not None)
+    results = _activated(machine, function, data, bias, scale)
     rows = partitions_of(data)
     state = into_registers(machine.scalar_registers, rows, alu("add"), reduce_cmd, results)
     write(machine, dst, results)
@@ -276,9 +276,9 @@ def tensor_scalar_reduce(
     require((reduce_init is not None) == (reduce_cmd is Command.load_reduce), "reduce_init goes with load_reduce only")
     initial = None if reduce_init is None else rules.column(machine, "reduce_init", reduce_init, data.shape[0])
     outputs = [dst] if reduce_res is None else [dst, result_column(machine, "reduce_res", reduce_res, data.shape[0])]
+    issue(machine, "vector", outputs, (data, operand0))
     with np.errstate(all="ignore"):
         results = function(rules.rows_of(machine, "data", data))
-    issue(machine, "vector", outputs, (data, operand0))
     state = into_registers(machine.vector_registers, partitions_of(data), reduction, reduce_cmd, results, initial)
     write(machine, dst, results)
     if reduce_res is not None:

@@ -125,7 +125,7 @@ def range_select(
     if reduce_res is not None:
         machine.limit(
             dst.data_type.size == 4 or reduce_res.dtype == "float32",
-            f"reduce_res is {reduce_res.dtype} and dst {dst.dtype}: a full row of -inf minus -inf is NaN; reduce_res must be float32",
+            f"reduce_res is {reduce_res.dtype} and dst {dst.dtype}: it must be float32, or masked rows become NaN",
         )
     index = (range_start + np.arange(elements)).astype(np.float32)
     where = np.ones((dst.shape[0], elements), bool)
@@ -152,7 +152,7 @@ def select_reduce(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> None:
-    """dst = on_true where predicate holds, else on_false (a number or one per partition); optionally the row maximum."""
+    """dst = on_true where predicate holds, else on_false (a number or one per partition); reduces by maximum."""
     for role, operand in (("predicate", predicate), ("on_true", on_true), ("dst", dst)):
         rules.tile(machine, role, operand)
     rules.same_layout("predicate", predicate, "dst", dst)
@@ -204,7 +204,7 @@ def max8(machine: Machine, dst: NkiTensor, src: NkiTensor, name: str | None = No
 
 @instruction
 def nc_find_index8(machine: Machine, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None) -> None:
-    """Index of the first occurrence of each of 8 values; equal values get successive occurrences; all ones if absent."""
+    """Index of the first occurrence of each of 8 values; equal values get successive ones; all ones if absent."""
     for role, operand in (("data", data), ("vals", vals), ("dst", dst)):
         rules.tile(machine, role, operand)
     _eight("vals", vals, data.shape[0])

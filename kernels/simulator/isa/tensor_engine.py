@@ -156,8 +156,8 @@ def bank(machine: Machine, dst: NkiTensor) -> None:
 
 def accumulation(machine: Machine, dst: NkiTensor, accumulate: bool | None) -> np.ndarray | bool:
     """Which elements of dst a matmul adds to; all or none of them as a bool."""
-    if accumulate is not None and not accumulate:
-        return False
+    if accumulate is not None and (not accumulate or not machine.values):
+        return bool(accumulate)
     cells = dst.elements(dst.storage.cells)
     if accumulate is None:
         machine.limit(False, "accumulate is not given: say accumulate=False for the first matmul of a group")

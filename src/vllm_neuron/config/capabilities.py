@@ -208,7 +208,10 @@ def warnings(settings: ServingSettings, variables: Mapping[str, Any]) -> Iterato
         text = "enforce_eager has no effect: every step runs a graph that was compiled before the server is ready."
         yield Notice(logging.WARNING, text)
     if variables["NEURON_PLATFORM_TARGET_OVERRIDE"] and not variables["VLLM_NEURON_CPU_COMPILE"]:
-        text = "NEURON_PLATFORM_TARGET_OVERRIDE has no effect without VLLM_NEURON_CPU_COMPILE=1."
+        text = (
+            "NEURON_PLATFORM_TARGET_OVERRIDE has no effect on serving without VLLM_NEURON_CPU_COMPILE=1: only the NKI "
+            "simulator reads it."
+        )
         yield Notice(logging.WARNING, text)
     if variables["VLLM_NEURON_RESERVED_HEADROOM_GIB"] is not None:
         yield from _headroom(settings, variables)

@@ -1,8 +1,8 @@
 """A pytest plugin under which the tests of the public nki-library run against our simulator, unmodified.
 
-It runs in a process of its own, in the folder of that repository: it registers the simulator as `nki`, stands in for the
-packages of AWS's test farm, and gives the fixtures that its tests ask for. Kernels run in compatible mode and are compared
-by the repository's own function with the repository's own tolerances.
+It runs in a process of its own, in the folder of that repository: it registers the simulator as `nki`, stands in for
+the packages of AWS's test farm, and gives the fixtures that its tests ask for. Kernels run in compatible mode and are
+compared by the repository's own function with the repository's own tolerances.
 """
 
 import sys

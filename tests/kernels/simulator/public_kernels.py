@@ -1,7 +1,7 @@
-"""Public kernels that have no test which could be run as it is: the tutorials of the Neuron SDK, and two of nki-library.
+"""Public kernels without a test that runs as it is: the tutorials of the Neuron SDK, and two of nki-library.
 
-Run by test_conformance.py in the process of library_plugin; the kernels are loaded from fetched sources, unmodified, and
-compared with the golden functions or the NumPy and torch expressions that the same sources give, by their tolerances.
+Run by test_conformance.py in the process of library_plugin; the kernels are loaded from fetched sources, unmodified,
+and compared with the golden functions or the NumPy and torch expressions that the same sources give.
 """
 
 import importlib.util
@@ -89,7 +89,9 @@ def test_transpose2d() -> None:
 def test_average_pool2d() -> None:
     module = load(SDK / "average_pool2d" / "average_pool2d_nki_kernels.py")
     image = uniform(16, 24, 24)
-    np.testing.assert_allclose(run(module.tensor_avgpool_kernel, image, 2), module.np_average_pool_2D(image, 2), rtol=1e-5)
+    np.testing.assert_allclose(
+        run(module.tensor_avgpool_kernel, image, 2), module.np_average_pool_2D(image, 2), rtol=1e-5
+    )
 
 
 def test_fused_mamba() -> None:
@@ -102,7 +104,9 @@ def test_fused_mamba() -> None:
         state = decay * state + delta[:, :, None, t] * b[:, None, :, t] * u[:, :, None, t]
         golden[:, :, t] = (c[:, None, :, t] * state).sum(axis=-1)
     for version in ("v1", "v2", "v3"):
-        np.testing.assert_allclose(run(getattr(module, f"mamba_{version}"), delta, u, a, b, c), golden, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            run(getattr(module, f"mamba_{version}"), delta, u, a, b, c), golden, rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
@@ -145,7 +149,9 @@ def test_attention_cte(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     if settings.pop("sink", False):
         settings["sink"] = RANDOM.standard_normal((batch, 1)).astype(ml_dtypes.bfloat16)
     result = run(attention_cte, q, k, v, lnc=2, **settings)
-    tensors = {name: x for name, x in {"q": q, "k": k, "v": v, **settings}.items()}
-    as_torch = {n: torch.from_numpy(x.astype(np.float32)) if isinstance(x, np.ndarray) else x for n, x in tensors.items()}
+    tensors = {"q": q, "k": k, "v": v, **settings}
+    as_torch = {
+        n: torch.from_numpy(x.astype(np.float32)) if isinstance(x, np.ndarray) else x for n, x in tensors.items()
+    }
     golden = attention_cte_torch_ref(**as_torch)
     np.testing.assert_allclose(result.astype(np.float32), golden.float().numpy(), rtol=2e-2, atol=2e-2)

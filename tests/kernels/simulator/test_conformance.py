@@ -1,7 +1,7 @@
 """Public NKI kernels run in the simulator unmodified and agree with their own golden functions.
 
-Sources come from NKI_CONFORMANCE_SOURCES, where {owner} and {name} stand for a repository: a folder of git repositories, or
-a URL; GitHub when it is unset. They are read into a temporary folder. Without them the test is skipped.
+Sources come from NKI_CONFORMANCE_SOURCES, where {owner} and {name} stand for a repository: a folder of git
+repositories, or a URL; GitHub when it is unset. They are read into a temporary folder. Without them it is skipped.
 """
 
 import io
@@ -31,7 +31,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "transpose2d, average_pool2d, fused_mamba": ("test_transpose2d", "test_average_pool2d", "test_fused_mamba"),
     "cumsum": ("core/cumsum/test_cumsum.py::TestCumsumKernel::test_cumsum_fast",),
     "rope_hf": ("core/embeddings/test_rope_hf.py::TestRopeHFKernel::test_rope_hf_lnc",),
-    "tp_broadcast, cross_partition_copy": ("core/utils/test_tp_broadcast.py", "core/utils/test_cross_partition_copy.py"),
+    "tp_broadcast, cross_partition_copy": (
+        "core/utils/test_tp_broadcast.py",
+        "core/utils/test_cross_partition_copy.py",
+    ),
     "conv1d": (
         "experimental/conv/test_depthwise_conv1d.py::TestDepthwiseConv1d::test_depthwise_conv1d_fast",
         "experimental/conv/test_conv1d.py::TestConv1DKernel::test_conv1d_basic",
@@ -65,11 +68,15 @@ def fetch(folder: Path, owner: str, name: str, part: str) -> bool:
     if Path(place).is_dir():
         archive = subprocess.run(["git", "-C", place, "archive", "HEAD", part], capture_output=True)
         if archive.returncode == 0:
-            tarfile.open(fileobj=io.BytesIO(archive.stdout)).extractall(folder, filter="data")
+            with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+                files.extractall(folder, filter="data")
         return archive.returncode == 0
     quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     clone = ["git", "clone", "-q", "--depth", "1", "--filter=blob:none", "--sparse", place, str(folder)]
-    steps = [clone, ["git", "-C", str(folder), "sparse-checkout", "set", "--no-cone", f"/{part}/" if part != "." else "/*"]]
+    steps = [
+        clone,
+        ["git", "-C", str(folder), "sparse-checkout", "set", "--no-cone", f"/{part}/" if part != "." else "/*"],
+    ]
     return all(subprocess.run(step, capture_output=True, env=quiet, timeout=300).returncode == 0 for step in steps)
 
 
@@ -117,8 +124,9 @@ def test_public_kernels_agree_with_their_golden_functions(
     further = {target: agrees(tests) for target, tests in FURTHER.items()}
     counts = Counter(passed for _, passed in cases)
     with capsys.disabled():
-        print(f"\npublic kernels: {sum(first.values())} of {len(first)} targets agree, and of the larger ones", end=" ")
-        print(f"{', '.join(t for t, ok in further.items() if ok) or 'none'} ({counts[True]} of {sum(counts.values())} cases)")
-        print(*(f"  differs: {t}" for t, ok in (first | further).items() if not ok), sep="\n", end="")
+        print(f"\npublic kernels: {sum(first.values())} of {len(first)} targets agree; of the larger ones", end=" ")
+        print(", ".join(target for target, ok in further.items() if ok) or "none", end=" ")
+        print(f"({counts[True]} of {counts.total()} cases)")
+        print(*(f"  differs: {target}" for target, ok in (first | further).items() if not ok), sep="\n", end="")
     assert sum(first.values()) >= AT_LEAST
     assert any(further.values())
