@@ -37,8 +37,8 @@ class Kernel:
         if envs.NKI_SIMULATOR:
             return run(self.function, args, kwargs, self.lnc).outputs
         raise RuntimeError(
-            f"{self.__name__} is a kernel for Neuron devices, and the nki package of the Neuron SDK is not installed. "
-            "Run it with nki.simulate(kernel)(*arrays), or set NKI_SIMULATOR=1."
+            f"{self.function.__name__} is a kernel for Neuron devices, and the nki package of the Neuron SDK is "
+            "not installed. Run it with nki.simulate(kernel)(*arrays), or set NKI_SIMULATOR=1."
         )
 
 

@@ -227,7 +227,7 @@ def _rows(
     require(source.data_type.kind in ("int", "uint"), f"{role} has a vector_offset of type {source.dtype}: no integer")
     found = read(machine, source, f"vector_offset of {role}").astype(np.int64)
     # Indexes of several columns count column after column, as the documentation of dma_transpose says.
-    index = found.reshape(found.shape[0], -1).T.reshape(-1)
+    index: np.ndarray = found.reshape(found.shape[0], -1).T.reshape(-1)
     require(index.size >= tensor.shape[0], f"{role} has {tensor.shape[0]} rows and {index.size} indexes")
     index = index[: tensor.shape[0]]
     valid = (index >= 0) & (index < where.extent)

@@ -1,6 +1,7 @@
 """When each executed instruction would run: engines in order, DMA engines side by side, and what waits for what."""
 
-from bisect import bisect_right, insort
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,20 +82,32 @@ class _Memory:
 
 @dataclass
 class _Queue:
-    """A DMA engine. A transfer takes the first gap that is long enough: those that wait do not block others."""
+    """A DMA engine, with the times at which it is busy. A transfer is cut at its descriptors and fills the gaps that
+    others leave, so that one that waits does not block those behind it.
+    """
 
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
 
-    def place(self, earliest: float, length: float) -> float:
+    def place(self, earliest: float, length: float) -> tuple[float, float]:
+        """When a transfer of `length` ns that can begin at `earliest` begins and ends."""
         position = bisect_right(self.ends, earliest)
-        start = earliest
-        while position < len(self.starts) and self.starts[position] < start + length:
-            start = max(start, self.ends[position])
+        begin, cursor, left = None, earliest, length
+        while True:
+            limit = self.starts[position] if position < len(self.starts) else math.inf
+            if limit > cursor:
+                begin = cursor if begin is None else begin
+                if limit - cursor >= left:
+                    break
+                left -= limit - cursor
+            cursor = self.ends[position]
             position += 1
-        self.starts.insert(position, start)
-        self.ends.insert(position, start + length)
-        return start
+        end = cursor + left
+        # From its begin to its end the engine is busy without a gap now.
+        first, last = bisect_left(self.ends, begin), bisect_right(self.starts, end)
+        whole = (min([begin, *self.starts[first:last]]), max([end, *self.ends[first:last]]))
+        self.starts[first:last], self.ends[first:last] = [whole[0]], [whole[1]]
+        return begin, end
 
 
 def schedule(trace: Sequence[Instruction], target: Target) -> list[Placed]:
@@ -184,5 +197,5 @@ def _place(
         begin = max(earliest, free[generator])
         free[generator] = earliest = begin + length
     first, count = taken.queues
-    starts = [queues[(first + i) % len(queues)].place(earliest + taken.latency, taken.ns) for i in range(count)]
-    return min(starts), max(starts) + taken.ns
+    spans = [queues[(first + i) % len(queues)].place(earliest + taken.latency, taken.ns) for i in range(count)]
+    return min(start for start, _ in spans), max(end for _, end in spans)

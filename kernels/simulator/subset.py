@@ -42,14 +42,18 @@ _STATEMENTS: dict[type[ast.AST], str] = {
 }
 
 
-def check_language(function: Callable[..., Any]) -> None:
+def check_language(function: Callable[..., Any]) -> bool:
     """Check a kernel and the functions that it calls.
+
+    Returns:
+        Whether the kernel's source could be read; that of `python -c` cannot.
 
     Raises:
         Violation: it uses Python that the compiler rejects; with the construct and its line.
     """
     for rule, line in _broken(function):
         raise Violation("language", rule, "", line)
+    return _source(function) is not None
 
 
 @cache
@@ -61,11 +65,10 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
     if function in seen:
         return
     seen.add(function)
-    try:
-        lines, first = inspect.getsourcelines(function)
-        file = inspect.getsourcefile(function)
-    except (OSError, TypeError):
+    source = _source(function)
+    if source is None:
         return
+    lines, first, file = source
     tree = ast.parse(textwrap.dedent("".join(lines)))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
@@ -83,6 +86,15 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
             yield rule, f"{file}:{first}"
         elif isinstance(value, types.FunctionType) and not value.__code__.co_filename.startswith(HERE):
             yield from _found(value, seen)
+
+
+def _source(function: Any) -> tuple[list[str], int, str | None] | None:
+    """Lines of a function, the number of the first, and their file."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        return lines, first, inspect.getsourcefile(function)
+    except (OSError, TypeError):
+        return None
 
 
 def _is_kernel(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """Reductions, scans and activation functions."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,14 +30,19 @@ BN_STATS = 512
 """Elements per partition that bn_stats takes at most."""
 
 
+_REDUCERS: dict[str, Callable[..., np.ndarray]] = {
+    "add": partial(np.sum, dtype=np.float32),
+    "multiply": partial(np.prod, dtype=np.float32),
+    "maximum": np.max,
+    "minimum": np.min,
+}
+
+
 def reduce_rows(op: Operator, values: np.ndarray) -> np.ndarray:
     """One value per row of (rows, elements), as (rows, 1)."""
-    reducers = {"add": np.sum, "multiply": np.prod, "maximum": np.max, "minimum": np.min}
     with np.errstate(all="ignore"):
-        if op.name in reducers:
-            return reducers[op.name](values, axis=1, keepdims=True, dtype=values.dtype) if op.name in (
-                "add", "multiply",
-            ) else reducers[op.name](values, axis=1, keepdims=True)  # fmt: skip
+        if op.name in _REDUCERS:
+            return _REDUCERS[op.name](values, axis=1, keepdims=True)
         result = values[:, :1]
         for position in range(1, values.shape[1]):
             result = op.function(result, values[:, position : position + 1])
@@ -127,7 +134,7 @@ def into_registers(
         values: float32 (rows, elements).
         initial: what load_reduce starts from.
     """
-    old = registers[rows].reshape(-1, 1)
+    old: np.ndarray = registers[rows].reshape(-1, 1)
     if command in (Command.reset, Command.reset_reduce):
         old = np.full_like(old, op.identity)
     elif command is Command.load_reduce:
@@ -318,7 +325,7 @@ def tensor_scalar_cumulative(
     )
     require((imm1 is not None) == (reduce_cmd is Command.load_reduce), "imm1 goes with load_reduce only")
     rows = partitions_of(src)
-    state = machine.vector_registers[rows].reshape(-1, 1)
+    state: np.ndarray = machine.vector_registers[rows].reshape(-1, 1)
     if reduce_cmd is Command.reset_reduce:
         state = np.full_like(state, second.identity)
     elif reduce_cmd is Command.load_reduce:

@@ -75,7 +75,7 @@ def affine_select(
         values = read(machine, on_true_tile, "on_true_tile").reshape(dst.shape[0], -1)
         other = dtypes.cast(np.asarray(on_false_value, np.float32), dst.data_type, dst.numpy_type)
     else:
-        values, other = rules.rows_of(machine, "on_true_tile", on_true_tile), np.float32(on_false_value)
+        values, other = rules.rows_of(machine, "on_true_tile", on_true_tile), np.asarray(on_false_value, np.float32)
     write(machine, dst, np.where(where, values, other))
 
 
