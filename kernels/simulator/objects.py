@@ -17,7 +17,7 @@ class _Initialised(type):
         given = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(kwargs) - set(names):
             raise TypeError(f"{cls.__name__}() takes {', '.join(names)}; it got {args} {kwargs}")
-        made = object.__new__(cls)  # type: ignore[call-overload]
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]
         for name in names:
             object.__setattr__(made, name, given[name] if name in given else _default(cls, name))
         if hasattr(made, "__post_init__"):

@@ -1,7 +1,6 @@
 """Reductions, scans and activation functions."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,10 @@ BN_STATS = 512
 
 
 _REDUCERS: dict[str, Callable[..., np.ndarray]] = {
-    "add": partial(np.sum, dtype=np.float32),
-    "multiply": partial(np.prod, dtype=np.float32),
-    "maximum": np.max,
-    "minimum": np.min,
+    "add": np.add.reduce,
+    "multiply": np.multiply.reduce,
+    "maximum": np.maximum.reduce,
+    "minimum": np.minimum.reduce,
 }
 
 
