@@ -80,11 +80,12 @@ def _tiles(instruction: Instruction) -> list[Access]:
 
 
 def _copy(instruction: Instruction, n: int) -> float:
-    """Four elements a cycle of 16 bits within SBUF, two if strided or with one side in PSUM."""
+    """Four elements a cycle if they are of 16 bits, contiguous and in SBUF; two if strided or with one side in PSUM."""
     tiles = _tiles(instruction)
     if not _halfwords(*tiles):
         return n
-    return n / 4 if _in_sbuf(*tiles) and all(operand.contiguous for operand in tiles) else n / 2
+    fast = _in_sbuf(*tiles) + all(operand.contiguous for operand in tiles)
+    return n / (1, 2, 4)[fast]
 
 
 def _pairwise(instruction: Instruction, n: int) -> float:

@@ -111,11 +111,11 @@ def cast(values: np.ndarray, dtype: DType, storage: np.dtype) -> np.ndarray:
     Float types round to nearest even and overflow as their format does; integers round to nearest even and saturate;
     NaN becomes 0.
     """
+    if dtype.name == "tfloat32":
+        return round_tf32(values)
     if values.dtype == storage:
         return values
     if dtype.kind == "float":
-        if dtype.name == "tfloat32":
-            return round_tf32(values)
         with np.errstate(over="ignore", invalid="ignore"):
             return values.astype(np.float32).astype(storage)
     if values.dtype.kind in "iub":

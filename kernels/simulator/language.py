@@ -9,6 +9,7 @@ import numpy as np
 
 from vllm_neuron.kernels.simulator import dtypes, isa, sugar
 from vllm_neuron.kernels.simulator.errors import Broken, Violation, kernel_line, require
+from vllm_neuron.kernels.simulator.isa.compute import compute
 from vllm_neuron.kernels.simulator.machine import current, running
 from vllm_neuron.kernels.simulator.objects import NKIObject
 from vllm_neuron.kernels.simulator.registers import VirtualRegister
@@ -146,7 +147,7 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None =
 def rand(shape: Any, dtype: Any, buffer: Any = sbuf, name: str = "") -> NkiTensor:
     """A new tensor of random numbers in [0, 1)."""
     made = full(shape, 0, dtype, buffer, name)
-    isa.compute(made, made, lambda x: current().random.random(x.shape, dtype=np.float32))
+    compute(made, made, lambda x: current().random.random(x.shape, dtype=np.float32))
     return made
 
 

@@ -120,6 +120,8 @@ def write(
         Skipped: its one dynamic address is out of range, and `skip` is set.
     """
     require(values.size == tensor.size, f"{values.size} results for {role} {tensor!r}")
+    if tensor.dtype in dtypes.FP8 and values.dtype == np.float32:
+        _check_overflow(machine, tensor, values, role)
     result = dtypes.cast(values, tensor.data_type, tensor.numpy_type).reshape(tensor.shape)
     if tensor.indirection is None:
         tensor.elements()[...] = result
@@ -132,8 +134,9 @@ def write(
     everything = _everything(tensor)
     addresses = _addresses(tensor, np.where(valid, index, 0), everything.size, role)[valid]
     everything.elements().reshape(-1)[addresses] = result[valid]
-    if tensor.storage.written is not None:
-        everything.elements(tensor.storage.written).reshape(-1)[addresses] = filled(tensor, 1)
+    written = tensor.storage.written
+    if written is not None:
+        everything.elements(written).reshape(-1)[addresses] = filled(tensor, 1)
 
 
 def valid_rows(machine: Machine, tensor: NkiTensor, role: str) -> np.ndarray:
@@ -160,11 +163,24 @@ def filled(tensor: NkiTensor, byte: int) -> int:
     return int.from_bytes(bytes([byte]) * tensor.numpy_type.itemsize, "little")
 
 
+def _check_overflow(machine: Machine, tensor: NkiTensor, values: np.ndarray, role: str) -> None:
+    """What becomes of a finite value beyond the largest 8-bit float is undocumented: kernels have to clamp."""
+    largest = tensor.data_type.max
+    # Up to half a step beyond it a value still rounds to the largest.
+    beyond = np.isfinite(values) & (np.abs(values) > largest * (1 + 1 / 32))
+    if beyond.any():
+        value = float(values[beyond].flat[0])
+        machine.limit(
+            False, f"{role} of type {tensor.dtype} gets {value:g}: clamp to {largest:g}, overflow is undocumented"
+        )
+
+
 def _check_initialised(machine: Machine, tensor: NkiTensor, role: str) -> None:
     storage = tensor.storage
     if not machine.values:
         return
-    if storage.written is not None and not (tensor.elements(storage.written) == filled(tensor, 1)).all():
+    written = storage.written  # once: the other core may complete it meanwhile
+    if written is not None and not (tensor.elements(written) == filled(tensor, 1)).all():
         machine.limit(False, f"{role} reads memory of {tensor!r} that was never written")
         return
     if storage.cells is not None:
@@ -180,12 +196,13 @@ def _mark_written(machine: Machine, tensor: NkiTensor, cell: int) -> None:
         tensor.elements(storage.cells)[...] = filled(tensor, cell)
     if storage.address is not None and machine.pinned:
         _clobber(machine, tensor)
-    if storage.written is None:
+    written = storage.written
+    if written is None:
         return
     if tensor.size * tensor.numpy_type.itemsize == storage.data.nbytes and storage.address is None:
         storage.written = None
     else:
-        tensor.elements(storage.written)[...] = filled(tensor, 1)
+        tensor.elements(written)[...] = filled(tensor, 1)
 
 
 def _clobber(machine: Machine, tensor: NkiTensor) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from vllm_neuron.kernels.simulator import dtypes, isa
 from vllm_neuron.kernels.simulator.errors import Broken, require
+from vllm_neuron.kernels.simulator.isa.compute import compute
 from vllm_neuron.kernels.simulator.machine import current
 from vllm_neuron.kernels.simulator.operators import ACTIVATIONS, ALU
 from vllm_neuron.kernels.simulator.storage import MemoryRegion
@@ -155,7 +156,7 @@ def computed(name: str, function: Callable[[np.ndarray], np.ndarray]) -> Callabl
 
     def apply(x: NkiTensor, dtype: Any = None) -> NkiTensor:
         output = result(x, dtype)
-        isa.compute(output, x, function)
+        compute(output, x, function)
         return output
 
     return _named(apply, name, "Element-wise.")

@@ -1,7 +1,6 @@
 """`nki.isa`: the instructions, with the signatures of NKI 0.6."""
 
 from vllm_neuron.kernels.simulator.errors import NkiValidationError
-from vllm_neuron.kernels.simulator.isa.compute import compute
 from vllm_neuron.kernels.simulator.isa.constants import (
     dge_mode,
     dma_engine,
@@ -75,7 +74,6 @@ __all__ = [
     "affine_select",
     "bn_aggr",
     "bn_stats",
-    "compute",
     "core_barrier",
     "dge_mode",
     "dma_compute",

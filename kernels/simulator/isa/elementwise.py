@@ -87,12 +87,13 @@ def tensor_tensor(
     picked = chosen(engine, default, (Engine.vector, Engine.gpsimd))
     machine.limit(operator.name != "power" or picked is Engine.gpsimd, "power runs on the gpsimd engine")
     outside_psum(machine, picked, data1=data1, data2=data2, dst=dst)
+    if operator.kind == "bitwise":
+        for role, operand in (("data1", data1), ("data2", data2), ("dst", dst)):
+            rules.integers(machine, role, operand)
     issue(machine, picked.name, (dst,), (data1, data2), op=operator.name)
     left, right = (read(machine, t, r).reshape(t.shape[0], -1) for t, r in ((data1, "data1"), (data2, "data2")))
     with np.errstate(all="ignore"):
         if operator.kind == "bitwise":
-            for role, operand in (("data1", data1), ("data2", data2), ("dst", dst)):
-                rules.integers(machine, role, operand)
             result = operator.function(left, right)
         elif exact:
             result = operator.function(left.astype(np.int64), right.astype(np.int64)).astype(np.int64)
@@ -165,13 +166,12 @@ def tensor_scalar(
     picked = chosen(engine, Engine.vector, _ALL)
     _scalar_engines(machine, picked, names, bitwise[0])
     outside_psum(machine, picked, data=data, dst=dst)
-    issue(machine, picked.name, (dst,), (data, operand0, operand1), ops=names)
-    values = read(machine, data, "data").reshape(data.shape[0], -1)
     if bitwise[0]:
         rules.integers(machine, "data", data)
         rules.integers(machine, "dst", dst)
-    else:
-        values = dtypes.compute(values)
+    issue(machine, picked.name, (dst,), (data, operand0, operand1), ops=names)
+    values = read(machine, data, "data").reshape(data.shape[0], -1)
+    values = values if bitwise[0] else dtypes.compute(values)
     with np.errstate(all="ignore"):
         for _, function in steps:
             values = function(values)

@@ -287,6 +287,11 @@ def float_into_integers():
     nisa.memset(sb((8, 4), "int32"), 0.5)
 
 
+@breaks("tensor_copy", "dst of type float8_e4m3 gets 300: clamp to 240, overflow is undocumented")
+def overflow_of_8_bit_floats():
+    nisa.tensor_copy(nl.ndarray((8, 4), nl.float8_e4m3), nl.full((8, 4), 300.0, nl.float32))
+
+
 @breaks("range_select", "on_false_value is 0.0: it must be -3.402")
 def other_false_value():
     nisa.range_select(sb((8, 4)), sb((8, 4)), nl.greater_equal, nl.less, sb((8, 1)), sb((8, 1)), on_false_value=0.0)

@@ -57,6 +57,10 @@ def copy_from_psum():
     nisa.tensor_copy(nl.ndarray((P, N), nl.bfloat16), nl.ones((P, N), nl.bfloat16, nl.psum))
 
 
+def copy_strided_from_psum():
+    nisa.tensor_copy(nl.ndarray((P, N // 2), nl.bfloat16), nl.ones((P, N), nl.bfloat16, nl.psum)[:, 0:N:2])
+
+
 def add_bf16():
     nisa.tensor_tensor(nl.ndarray((P, N), nl.bfloat16), sb((P, N)), sb((P, N)), nl.add)
 
@@ -101,6 +105,7 @@ def transposing():
         (copy_bf16, "tensor_copy", N / 4),
         (copy_strided, "tensor_copy", N / 2),
         (copy_from_psum, "tensor_copy", N / 2),
+        (copy_strided_from_psum, "tensor_copy", N / 2),
         (copy_float32, "tensor_copy", N),
         (add_bf16, "tensor_tensor", N),
         (add_float32, "tensor_tensor", 2 * N),

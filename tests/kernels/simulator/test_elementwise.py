@@ -114,6 +114,16 @@ def test_float_to_integer_rounds_to_even_and_saturates():
     assert simulate(kernel, a).tolist() == [[0, 2, 2, 0, -2, 127, -128, 3]]
 
 
+def test_tfloat32_keeps_ten_bits_of_mantissa():
+    def kernel(a):
+        result = like(a, nl.tfloat32)
+        nisa.tensor_copy(result, tile(a))
+        return out(result.view(nl.float32))
+
+    a = np.array([[1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-10, np.inf, np.nan]], np.float32)
+    np.testing.assert_array_equal(simulate(kernel, a), [[1, 1 + 2**-9, 1 + 2**-10, np.inf, np.nan]])
+
+
 ACTIVATIONS = {
     "copy": lambda x: x, "square": np.square, "exp": np.exp, "tanh": np.tanh, "erf": special.erf, "sign": np.sign,
     "sigmoid": special.expit, "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * special.expit(x),
