@@ -23,6 +23,16 @@ from vllm_neuron.kernels.simulator.run import Run, run
 __all__ = ["Kernel", "NkiValidationError", "Run", "Violation", "install", "installed", "jit", "run", "simulate"]
 
 
+def _missing(module: types.ModuleType) -> types.ModuleType:
+    """A module whose every name says that it is not simulated."""
+
+    def absent(name: str) -> object:
+        raise AttributeError(f"{module.__name__}.{name} is not simulated")
+
+    module.__getattr__ = absent  # type: ignore[method-assign]
+    return module
+
+
 def _modules(root: str) -> dict[str, types.ModuleType]:
     typing = types.ModuleType(f"{root}.typing")
     typing.tensor = tensor.NkiTensor  # type: ignore[attr-defined]
@@ -34,7 +44,8 @@ def _modules(root: str) -> dict[str, types.ModuleType]:
         f"{root}.typing": typing,
         f"{root}.tensor": tensor,
         f"{root}.dtype": types.ModuleType(f"{root}.dtype"),
-        f"{root}.compiler": types.ModuleType(f"{root}.compiler"),
+        f"{root}.compiler": _missing(types.ModuleType(f"{root}.compiler")),
+        f"{root}.collectives": _missing(types.ModuleType(f"{root}.collectives")),
     }
     for name in dtypes.DTYPES:
         setattr(found[f"{root}.dtype"], name, name)

@@ -16,10 +16,9 @@ class MemoryRegion(Enum):
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
-    @property
-    def on_chip(self) -> bool:
+    def __init__(self, place: str) -> None:
+        self.on_chip = place in ("sbuf", "psum")
         """Whether it is divided into partitions."""
-        return self in (MemoryRegion.sbuf, MemoryRegion.psum)
 
 
 @dataclass

@@ -46,7 +46,7 @@ def check_language(function: Callable[..., Any]) -> bool:
     """Check a kernel and the functions that it calls.
 
     Returns:
-        Whether the kernel's source could be read; that of `python -c` cannot.
+        Whether the kernel's source could be read; that of `python -c` and of a lambda cannot.
 
     Raises:
         Violation: it uses Python that the compiler rejects; with the construct and its line.
@@ -68,11 +68,7 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
     source = _source(function)
     if source is None:
         return
-    lines, first, file = source
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        return
+    definition, first, file = source
     for rule, number in _of_tree(definition, function):
         yield (
             f"{function.__name__} uses {rule}, which the language of NKI does not have",
@@ -88,13 +84,14 @@ def _found(function: Any, seen: set[Any]) -> Iterator[tuple[str, str]]:
             yield from _found(value, seen)
 
 
-def _source(function: Any) -> tuple[list[str], int, str | None] | None:
-    """Lines of a function, the number of the first, and their file."""
+def _source(function: Any) -> tuple[ast.FunctionDef, int, str | None] | None:
+    """The definition of a function, the number of its first line, and its file; None if it cannot be had."""
     try:
         lines, first = inspect.getsourcelines(function)
-        return lines, first, inspect.getsourcefile(function)
-    except (OSError, TypeError):
+        definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError):
         return None
+    return (definition, first, inspect.getsourcefile(function)) if isinstance(definition, ast.FunctionDef) else None
 
 
 def _is_kernel(value: Any) -> bool:

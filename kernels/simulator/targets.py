@@ -1,27 +1,15 @@
 """Documented limits of a NeuronCore, by generation."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 
 
-class nc_version(Enum):
+class nc_version(IntEnum):
     """Generation of a NeuronCore, as `nki.isa.nc_version`. Members are ordered by age."""
 
     gen2 = 2
     gen3 = 3
     gen4 = 4
-
-    def __lt__(self, other: "nc_version") -> bool:
-        return self.value < other.value
-
-    def __le__(self, other: "nc_version") -> bool:
-        return self.value <= other.value
-
-    def __gt__(self, other: "nc_version") -> bool:
-        return self.value > other.value
-
-    def __ge__(self, other: "nc_version") -> bool:
-        return self.value >= other.value
 
 
 @dataclass(frozen=True)

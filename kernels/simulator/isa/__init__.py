@@ -124,3 +124,7 @@ __all__ = [
     "tensor_tensor",
     "tensor_tensor_scan",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"nki.isa.{name} is not simulated")

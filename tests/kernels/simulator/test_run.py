@@ -168,5 +168,18 @@ def test_tensors_that_are_done_make_room():
 def test_source_that_cannot_be_read_is_noted():
     scope: dict = {"nl": nl, "out": out, "tile": tile}
     exec("def kernel(a):\n    return out(tile(a))\n", scope)
-    run = simulator.simulate(scope["kernel"]).run(normal(2, 2))
-    assert list(run.notes) == ["language: not checked, because the kernel's source cannot be read"]
+    for kernel in (scope["kernel"], lambda a: out(tile(a))):
+        run = simulator.simulate(kernel).run(normal(2, 2))
+        assert list(run.notes) == ["language: not checked, because the kernel's source cannot be read"]
+
+
+@pytest.mark.parametrize("name", ["topk", "rand2", "anything"])
+def test_what_is_not_simulated_says_so(name):
+    with pytest.raises(AttributeError, match=f"nki.isa.{name} is not simulated"):
+        getattr(nisa, name)
+    import nki.collectives
+
+    with pytest.raises(AttributeError, match="not simulated"):
+        nki.collectives.all_reduce()
+    with pytest.raises(Violation, match="not simulated"):
+        nki.simulate(lambda a: tile(a).indirect(a))(normal(2, 2))
