@@ -197,6 +197,10 @@ class NkiTensor:
     def _index(self, dim: int, entry: Any) -> "tuple[NkiTensor, bool]":
         """Indexed along one dimension, which keeps a size; and whether the index was no integer."""
         size = self.shape[dim]
+        whole = isinstance(entry, slice) and entry == slice(None)
+        require(
+            whole or dim > 0 or not self._picks_rows(), f"{self!r} has its rows picked by a vector: it has no others"
+        )
         if isinstance(entry, slice):
             require(self._static(entry.start) and self._static(entry.stop), "a slice with a register: use nl.ds or .ap")
             start, stop, step = entry.indices(size)
@@ -218,6 +222,9 @@ class NkiTensor:
             index = int(entry) + size if int(entry) < 0 else int(entry)
             return self.moved(views.sliced(self.layout, dim, index, index + 1)), False
         return self.moved(views.sliced(self.layout, dim, 0, 1))._dynamic(dim, entry, size), False
+
+    def _picks_rows(self) -> bool:
+        return self.indirection is not None and self.indirection.rows
 
     @staticmethod
     def _static(value: Any) -> bool:

@@ -249,20 +249,19 @@ def tensor_copy_predicated(
     rules.same_layout("predicate", predicate, "dst", dst)
     rules.one_of(machine, "predicate", predicate, ("uint8", "uint16", "uint32"))
     rules.one_in_psum(machine, "src", src, "predicate", predicate)
-    where = (read(machine, predicate, "predicate").reshape(dst.shape[0], -1) != 0) ^ bool(reverse_pred)
-    issue(machine, "vector", (dst,), (src, predicate, dst))
-    old = (dst.elements() if where.all() else read(machine, dst, "dst")).reshape(dst.shape[0], -1)
     if isinstance(src, NkiTensor):
         rules.tile(machine, "src", src)
         rules.same_layout("src", src, "dst", dst)
         machine.limit(src.dtype == dst.dtype, f"src is {src.dtype}, dst {dst.dtype}: they must be equal")
+    issue(machine, "vector", (dst,), (src, predicate, dst))
+    where = (read(machine, predicate, "predicate").reshape(dst.shape[0], -1) != 0) ^ bool(reverse_pred)
+    old = (dst.elements() if where.all() else read(machine, dst, "dst")).reshape(dst.shape[0], -1)
+    if isinstance(src, NkiTensor):
         new = read(machine, src, "src").reshape(dst.shape[0], -1)
-        new = dtypes.cast(new, dst.data_type, dst.numpy_type) if new.dtype == old.dtype else dtypes.cast(
-            dtypes.compute(new), dst.data_type, dst.numpy_type
-        )  # fmt: skip
+        new = new if src.dtype == dst.dtype else dtypes.compute(new)
     else:
-        new = dtypes.cast(np.asarray(src, np.float32), dst.data_type, dst.numpy_type)
-    write(machine, dst, np.where(where, new, old))
+        new = np.asarray(src, np.float32)
+    write(machine, dst, np.where(where, dtypes.cast(new, dst.data_type, dst.numpy_type), old))
 
 
 @instruction
