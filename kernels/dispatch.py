@@ -13,13 +13,17 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
+from vllm_neuron.kernels.argmax_torch import argmax
 from vllm_neuron.kernels.embedding_torch import embedding
 from vllm_neuron.kernels.kv_write_torch import kv_write
 from vllm_neuron.kernels.linear_torch import linear
+from vllm_neuron.kernels.log_sum_exp_torch import log_sum_exp
+from vllm_neuron.kernels.mask_logits_torch import mask_logits
 from vllm_neuron.kernels.paged_attention_torch import paged_attention
 from vllm_neuron.kernels.rms_norm_torch import add_rms_norm, rms_norm
 from vllm_neuron.kernels.rope_torch import rope, rope_tables
 from vllm_neuron.kernels.silu_mul_torch import silu_mul
+from vllm_neuron.kernels.top_k_torch import top_k
 
 Implementations = Mapping[str, Callable[..., Any]]
 
@@ -45,6 +49,10 @@ _TWINS: Implementations = {
         silu_mul,
         kv_write,
         paged_attention,
+        mask_logits,
+        top_k,
+        argmax,
+        log_sum_exp,
     )
 }
 _MODULES: Mapping[KernelSet, str] = {KernelSet.CPU: "vllm_neuron.kernels.cpu.ops"}

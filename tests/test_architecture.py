@@ -26,9 +26,10 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
     "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration"},
-    "plugin": {"", "envs", "config", "engine", "models", "kv_cache", "compilation", "weights", "routes"},
-    "engine": {"envs", "config", "models", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},
+    "plugin": {"", "envs", "config", "engine", "models", "sampling", "kv_cache", "compilation", "weights", "routes"},
+    "engine": {"envs", "config", "models", "sampling", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},
     "models": {"config", "kv_cache", "compilation", "weights", "nn", "kernels"},
+    "sampling": {"config", "kernels"},
     "kv_cache": {"envs", "config"},
     "compilation": {"envs", "config"},
     "weights": {"envs", "config", "kv_cache"},

@@ -12,6 +12,7 @@
 #include "parallel.h"
 #include "pointwise.h"
 #include "prefill.h"
+#include "select.h"
 
 namespace {
 
@@ -332,6 +333,55 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   return out;
 }
 
+Tensor float_rows(const char* op, const Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() == 2, op, " takes rows of float32");
+  return x.contiguous();
+}
+
+std::tuple<Tensor, Tensor> top_k(const Tensor& x, int64_t k) {
+  const Tensor rows = float_rows("top_k", x);
+  const int64_t size = rows.size(1);
+  TORCH_CHECK(1 <= k && k <= size, "top_k: ", k, " of ", size);
+  Tensor values = at::empty({rows.size(0), k}, rows.options());
+  Tensor columns = at::empty({rows.size(0), k}, rows.options().dtype(at::kInt));
+  const auto* from = rows.const_data_ptr<float>();
+  auto* value = values.mutable_data_ptr<float>();
+  auto* column = columns.mutable_data_ptr<int32_t>();
+  parallel::loop(rows.size(0), elements(size + 32 * k), [&](int64_t row) {
+    choose::top_k(from + row * size, size, k, value + row * k, column + row * k);
+  });
+  return {values, columns};
+}
+
+Tensor argmax(const Tensor& x) { return std::get<1>(top_k(x, 1)).squeeze(1); }
+
+Tensor log_sum_exp(const Tensor& x) {
+  const Tensor rows = float_rows("log_sum_exp", x);
+  const int64_t size = rows.size(1);
+  Tensor out = at::empty({rows.size(0), 1}, rows.options());
+  const auto* from = rows.const_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
+  parallel::loop(rows.size(0), elements(2 * size),
+                 [&](int64_t row) { to[row] = choose::log_sum_exp(from + row * size, size); });
+  return out;
+}
+
+Tensor mask_logits(const Tensor& logits, const Tensor& mask) {
+  check_indices("mask_logits", mask);
+  const Tensor rows = float_rows("mask_logits", logits), words = mask.contiguous();
+  const int64_t size = rows.size(1), width = words.size(1);
+  TORCH_CHECK(words.size(0) == rows.size(0) && 32 * width >= size, "mask_logits: logits ", rows.sizes(), ", mask ",
+              words.sizes());
+  Tensor out = at::empty(rows.sizes(), rows.options());
+  const auto* from = rows.const_data_ptr<float>();
+  const auto* bits = words.const_data_ptr<int32_t>();
+  auto* to = out.mutable_data_ptr<float>();
+  parallel::loop(rows.size(0), elements(size), [&](int64_t row) {
+    choose::mask(from + row * size, bits + row * width, to + row * size, size);
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(vllm_neuron_cpu, library) {
@@ -345,6 +395,10 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor positions, float scale, "
       "int? window) -> Tensor");
+  library.def("top_k(Tensor x, int k) -> (Tensor, Tensor)");
+  library.def("argmax(Tensor x) -> Tensor");
+  library.def("log_sum_exp(Tensor x) -> Tensor");
+  library.def("mask_logits(Tensor logits, Tensor mask) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
@@ -356,4 +410,8 @@ TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
   library.impl("silu_mul", &silu_mul);
   library.impl("kv_write", &kv_write);
   library.impl("paged_attention", &paged_attention);
+  library.impl("top_k", &top_k);
+  library.impl("argmax", &argmax);
+  library.impl("log_sum_exp", &log_sum_exp);
+  library.impl("mask_logits", &mask_logits);
 }

@@ -65,6 +65,26 @@ def paged_attention(
     return _ops.paged_attention(q, k_cache, v_cache, block_table, positions, scale, window)
 
 
+def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `top_k_torch`."""
+    return _ops.top_k(x, k)
+
+
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """See `argmax_torch`."""
+    return _ops.argmax(x)
+
+
+def log_sum_exp(x: torch.Tensor) -> torch.Tensor:
+    """See `log_sum_exp_torch`."""
+    return _ops.log_sum_exp(x)
+
+
+def mask_logits(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """See `mask_logits_torch`."""
+    return _ops.mask_logits(logits, mask)
+
+
 @torch.library.register_fake("vllm_neuron_cpu::embedding")
 def _embedding_form(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.new_empty(ids.shape[0], table.shape[1])
@@ -117,3 +137,23 @@ def _paged_attention_form(
     window: int | None,
 ) -> torch.Tensor:
     return q.new_empty(q.shape)
+
+
+@torch.library.register_fake("vllm_neuron_cpu::top_k")
+def _top_k_form(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape[0], k), x.new_empty(x.shape[0], k, dtype=torch.int32)
+
+
+@torch.library.register_fake("vllm_neuron_cpu::argmax")
+def _argmax_form(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], dtype=torch.int32)
+
+
+@torch.library.register_fake("vllm_neuron_cpu::log_sum_exp")
+def _log_sum_exp_form(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], 1)
+
+
+@torch.library.register_fake("vllm_neuron_cpu::mask_logits")
+def _mask_logits_form(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape)

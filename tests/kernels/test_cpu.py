@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from vllm_neuron.kernels import (
+    argmax_torch,
     embedding_torch,
     kv_write_torch,
     linear_torch,
+    log_sum_exp_torch,
+    mask_logits_torch,
     paged_attention_torch,
     rms_norm_torch,
     rope_torch,
     silu_mul_torch,
+    top_k_torch,
 )
 from vllm_neuron.kernels.cpu import build, ops
 from vllm_neuron.kernels.dispatch import OPS, KernelSet, implementation, using
@@ -63,6 +67,56 @@ def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Non
     weight = (random(outputs, inputs, dtype=torch.float32, seed=1) / inputs**0.5).to(dtype)
     check(ops.linear(x, weight), linear_torch.linear(x, weight))
     check(ops.linear(x, weight, bias), linear_torch.linear(x.double(), weight.double(), bias.double()).to(dtype))
+
+
+@pytest.mark.parametrize(("columns", "k"), [(1, 1), (7, 3), (64, 64), (65, 64), (300, 256), (1000, 1), (5003, 256)])
+@pytest.mark.parametrize("order", ["random", "ties", "rising", "falling", "equal", "mostly -inf", "a NaN"])
+def test_top_k(columns: int, k: int, order: str) -> None:
+    x = random(3, columns, dtype=torch.float32)
+    if order == "ties":
+        x = x.mul(2).round().div(2)
+    elif order in ("rising", "falling"):
+        x = x.sort(descending=order == "falling").values.contiguous()
+    elif order == "equal":
+        x = torch.full_like(x, 2.0)
+    elif order == "mostly -inf":
+        x = x.masked_fill(x < 2, -torch.inf)
+    elif order == "a NaN":
+        x[:, columns // 2] = torch.nan
+    # A NaN counts as the least there is; the order of the twin does not put it anywhere in particular.
+    values, ids = top_k_torch.top_k(x.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), k)
+    got_values, got_ids = ops.top_k(x, k)
+    assert torch.equal(got_values, values)
+    assert got_ids.dtype is ids.dtype is torch.int32 and torch.equal(got_ids, ids)
+    if order != "a NaN":
+        best = ops.argmax(x)
+        assert best.dtype is torch.int32 and torch.equal(best, argmax_torch.argmax(x))
+
+
+@pytest.mark.parametrize("columns", [1, 8, 31, 33, 500, 152_000])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0, 1e30])
+def test_log_sum_exp(columns: int, scale: float) -> None:
+    x = random(6, columns, dtype=torch.float32) * scale
+    x[1], x[2] = -torch.inf, x[2].masked_fill(x[2] > 0, -torch.inf)
+    x[3, columns // 2 :] = -torch.inf
+    x[4] = 50.0
+    got = ops.log_sum_exp(x)
+    expected = log_sum_exp_torch.log_sum_exp(x.double()).clamp(min=torch.finfo(torch.float32).min)
+    assert got.dtype is torch.float32 and got.shape == (6, 1)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 500, 5003])
+def test_mask_logits(columns: int) -> None:
+    x = random(4, columns, dtype=torch.float32)
+    words = -(-columns // 32)
+    mask = torch.randint(-(2**31), 2**31, (4, words), generator=torch.Generator().manual_seed(1)).int()
+    mask[1], mask[2] = -1, 0
+    got = ops.mask_logits(x, mask)
+    assert torch.equal(got, mask_logits_torch.mask_logits(x, mask))
+    assert torch.equal(got[1], x[1]) and (got[2] == -torch.inf).all()
+    with pytest.raises(RuntimeError, match="mask_logits"):
+        ops.mask_logits(x, mask[:, :0])
 
 
 @every_dtype

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 SEGMENT_SIZES = (512, 1024, 2048, 4096, 8192)
 CONTEXT_ALIGNMENT = 128
+MAX_CANDIDATES = 256
+"""Most tokens that on-device sampling chooses from."""
 
 
 def _list_to_tuple(value: Any) -> Any:
@@ -64,8 +66,8 @@ def _temperature(value: float) -> float:
 
 
 def _top_k(value: int) -> int:
-    if value < -1:
-        raise ValueError("must be at least 1, or 0 or -1 for the largest number of candidates")
+    if not -1 <= value <= MAX_CANDIDATES:
+        raise ValueError(f"must be 1 to {MAX_CANDIDATES}, or 0 or -1 for {MAX_CANDIDATES} candidates")
     return value
 
 
