@@ -14,11 +14,6 @@ ONLY = "additional_config.mm_language_model_only"
 @pytest.mark.parametrize(
     ("config", "env", "changes", "option", "capability"),
     [
-        ({"neuron_config": {"on_device_sampling_config": {}}}, {}, {}, SAMPLING, "on-device sampling"),
-        ({"neuron_config": {"on_device_sampling_config": {"all_greedy": True}}}, {}, {}, SAMPLING,
-         "on-device sampling"),
-        ({"neuron_config": {"on_device_sampling_config": {"temperature": "0.7", "top_k": "5", "top_p": 0.9}}}, {}, {},
-         SAMPLING, "on-device sampling"),
         ({"neuron_config": {"quantization": "mxfp4"}}, {}, {}, f"{NEURON}.quantization", "weight quantization"),
         ({"neuron_config": {"quantization": "mxfp8"}}, {}, {}, f"{NEURON}.quantization", "weight quantization"),
         ({"neuron_config": {"quantized": True, "quantization_dtype": "int8"}}, {}, {}, f"{NEURON}.quantization_dtype",

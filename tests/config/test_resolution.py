@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from vllm_neuron import envs
 from vllm_neuron.config import (
     ConfigurationError,
+    OnDeviceSamplingConfig,
     ResolvedConfig,
     ServingSettings,
     effective_report,
@@ -78,7 +79,6 @@ def test_the_complete_example_of_the_reference() -> None:
     found = faults(config, env, **changes, **later)
     assert all(fault.later for fault in found)
     assert {fault.rule for fault in found} == {
-        "on-device sampling",
         "FP8 KV cache",
         "tensor parallelism",
     }
@@ -151,6 +151,20 @@ def test_async_scheduling_is_off_and_says_how_to_turn_it_on() -> None:
     (notice,) = result.notices
     assert notice.level == logging.INFO and "on_device_sampling_config" in notice.text
     assert resolved(async_scheduling=False).notices == ()
+
+
+def test_on_device_sampling_says_what_it_does_not_do() -> None:
+    def said(**sampling: Any) -> list[str]:
+        return [notice.text for notice in resolved({"on_device_sampling_config": sampling}).notices]
+
+    assert resolved({"on_device_sampling_config": {"top_k": "5"}}).on_device_sampling == OnDeviceSamplingConfig(top_k=5)
+    (text,) = said()
+    assert "256 most likely tokens" in text
+    assert said(all_greedy=True) == []
+    (text,) = said(all_greedy=True, top_k=5)
+    assert "top_k has no effect" in text
+    (_, text) = [n.text for n in resolved({"on_device_sampling_config": {}}, async_scheduling=True).notices]
+    assert "not supported yet" in text
 
 
 def applied(serving: ServingSettings, result: ResolvedConfig) -> ServingSettings:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_neuron.config import ConfigurationError, ResolvedConfig, ServingSettings, resolve
+from vllm_neuron.config import ConfigurationError, OnDeviceSamplingConfig, ResolvedConfig, ServingSettings, resolve
 
 OPEN = {
     "max_model_len": 4096,
@@ -88,7 +88,14 @@ FEATURES = (
         "on by default, with temperature, top_k and top_p (off by default in the configuration reference, and here: "
         "`on_device_sampling_config` turns it on)",
         "`dynamic`, `deterministic`",
-        refused=("not supported yet: on-device sampling", lambda: refusals({"on_device_sampling_config": {}})),
+        holds=lambda: (
+            resolved().on_device_sampling is None
+            and resolved({"on_device_sampling_config": {}}).on_device_sampling == OnDeviceSamplingConfig()
+            and resolved(
+                {"on_device_sampling_config": {"temperature": "0.7", "top_k": 5, "top_p": 0.9}}
+            ).on_device_sampling
+            == OnDeviceSamplingConfig(temperature=0.7, top_k=5, top_p=0.9)
+        ),
     ),
     Feature(
         "Sequence parallelism",

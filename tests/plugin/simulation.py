@@ -23,10 +23,12 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.checkpoints import VOCAB_SIZE, checkpoint
-from vllm_neuron.engine.inputs import Row
+from vllm_neuron.engine.executor import SubmittedStep
+from vllm_neuron.engine.inputs import NOT_FED, Row, RowSampling
 from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.scheduler import NeuronScheduler
+from vllm_neuron.sampling import ALLOW_ALL, SamplingInputs, mask_words, sample
 
 BLOCK_SIZE = 8
 HIDDEN = 4
@@ -66,6 +68,7 @@ class CachingExecutor:
     def __init__(self, num_blocks: int) -> None:
         self._cache = np.full(num_blocks * BLOCK_SIZE, -1)
         self.steps: list[tuple[str, int]] = []
+        self.sampled: list[RowSampling] = []
 
     def run_prefill(self, row: Row) -> StepOutputs:
         self.steps.append(("prefill", len(row.token_ids)))
@@ -78,6 +81,33 @@ class CachingExecutor:
     def run_decode(self, rows: Sequence[Row]) -> StepOutputs:
         self.steps.append(("decode", len(rows)))
         return StepOutputs(torch.cat([self._run(row) for row in rows]), torch.zeros(len(rows), HIDDEN))
+
+    def submit_prefill(self, row: Row) -> SubmittedStep:
+        self.steps.append(("prefill", len(row.token_ids)))
+        return self._sample([row], None)
+
+    def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
+        self.steps.append(("decode", len(rows)))
+        return self._sample(rows, after)
+
+    def _sample(self, rows: Sequence[Row], after: SubmittedStep | None) -> SubmittedStep:
+        fed = [
+            row
+            if row.fed_from == NOT_FED or after is None
+            else row._replace(token_ids=after.sampled.token_ids[row.fed_from : row.fed_from + 1].numpy())
+            for row in rows
+        ]
+        self.sampled += [row.sampling for row in rows]
+        temperature, top_k, top_p, uniforms, masks = zip(*(row.sampling for row in rows), strict=True)
+        words = [np.full(mask_words(VOCAB_SIZE), ALLOW_ALL, np.int32) if mask is None else mask for mask in masks]
+        inputs = SamplingInputs(
+            torch.tensor(temperature),
+            torch.tensor(top_k, dtype=torch.int32),
+            torch.tensor(top_p),
+            torch.tensor(uniforms),
+            torch.from_numpy(np.stack(words)),
+        )
+        return SubmittedStep(len(rows), sample(torch.cat([self._run(row) for row in fed]), inputs, VOCAB_SIZE))
 
     def _run(self, row: Row) -> torch.Tensor:
         contents = row.token_ids.copy()
@@ -129,6 +159,7 @@ class Simulation:
         self._num_blocks = num_blocks
         self.trace = Trace()
         self.tokens: dict[str, list[int]] = {}
+        self.endings: dict[str, str] = {}
 
     def add(self, req_id: str, prompt: Sequence[int] | torch.Tensor, max_tokens: int, **sampling: Any) -> Request:
         """Queue a request; greedy unless told otherwise. A tensor is the embeddings of its prompt (`embedded`)."""
@@ -136,6 +167,8 @@ class Simulation:
         embeds = prompt if isinstance(prompt, torch.Tensor) else None
         ids = list(prompt) if embeds is None else None
         request = Request(req_id, ids, params, None, None, prompt_embeds=embeds, block_hasher=self._hasher)
+        if params.structured_outputs is not None:
+            self.scheduler.structured_output_manager.grammar_init(request)
         self.tokens[req_id] = []
         self.scheduler.add_request(request)
         return request
@@ -152,13 +185,14 @@ class Simulation:
         self.trace.preemptions += len(output.preempted_req_ids or ())
         result = self.runner.execute_model(output)
         if result is None:
-            kind = self.executor.steps[-1][0]
-            self.trace.kinds.append(kind)
-            self.trace.decoding.append(decoding)
             result = self.runner.sample_tokens(self.scheduler.get_grammar_bitmask(output))
+            self.trace.kinds.append(self.executor.steps[-1][0])
+            self.trace.decoding.append(decoding)
         self._check(output, result)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
+                if item.finish_reason is not None:
+                    self.endings[item.request_id] = str(item.finish_reason)
                 if item.new_token_ids and not self.tokens[item.request_id]:
                     self.trace.first_tokens.append(item.request_id)
                 self.tokens[item.request_id] += item.new_token_ids

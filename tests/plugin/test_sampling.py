@@ -12,7 +12,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from tests.plugin.simulation import Simulation, make_config, prompts
-from vllm_neuron.plugin.sampling import PIECE_ROWS, PromptLogprobs, apply_grammar
+from vllm_neuron.plugin.host_sampling import PIECE_ROWS, PromptLogprobs, apply_grammar
 
 VOCAB = 40
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.config.faults import Fault
-from vllm_neuron.config.options import EncoderNeuronConfig, NeuronConfig
+from vllm_neuron.config.options import MAX_CANDIDATES, EncoderNeuronConfig, NeuronConfig
 from vllm_neuron.config.parsing import ENCODER, LANGUAGE_MODEL_ONLY, NEURON, ROOT, SAMPLING, Parsed
 from vllm_neuron.config.resolved import Notice
 from vllm_neuron.config.settings import ServingSettings
@@ -44,13 +44,9 @@ def _later(capability: str, option: str, value: Any, remedy: str) -> Fault:
 
 def _sampling(parsed: Parsed) -> Iterator[Fault]:
     config = parsed.neuron.on_device_sampling_config
-    value = parsed.faulty.get(SAMPLING) if config is None else config.model_dump(exclude_unset=True)
-    if value is None:
-        return
     if config and config.all_greedy and config.temperature:
         rule = "all_greedy compiles an argmax-only graph, which cannot sample at a temperature above 0"
-        yield Fault(SAMPLING, value, rule, "Remove all_greedy or temperature.")
-    yield _later("on-device sampling", SAMPLING, value, "Remove it: sampling runs on the CPU then.")
+        yield Fault(SAMPLING, config.model_dump(exclude_unset=True), rule, "Remove all_greedy or temperature.")
 
 
 def _weights(settings: ServingSettings, neuron: NeuronConfig) -> Iterator[Fault]:
@@ -202,7 +198,7 @@ def _environment(variables: Mapping[str, Any], unreadable: Collection[str]) -> I
             yield _later(variable.capability, variable.name, 1 if value is True else value, f"Unset {variable.name}.")
 
 
-def warnings(settings: ServingSettings, variables: Mapping[str, Any]) -> Iterator[Notice]:
+def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping[str, Any]) -> Iterator[Notice]:
     """What is accepted but has another effect than its name suggests."""
     if settings.enforce_eager:
         text = "enforce_eager has no effect: every step runs a graph that was compiled before the server is ready."
@@ -221,10 +217,23 @@ def warnings(settings: ServingSettings, variables: Mapping[str, Any]) -> Iterato
             "mode of this release."
         )
         yield Notice(logging.INFO, text)
+    on_device = neuron.on_device_sampling_config
+    if on_device and on_device.all_greedy:
+        for name in ("top_k", "top_p"):
+            if getattr(on_device, name) is not None:
+                yield Notice(logging.WARNING, f"{SAMPLING}.{name} has no effect, because all_greedy is set.")
+    elif on_device:
+        text = (
+            f"On-device sampling chooses among the {MAX_CANDIDATES} most likely tokens: top_k of 0 or -1 means "
+            f"{MAX_CANDIDATES} here."
+        )
+        yield Notice(logging.INFO, text)
     if settings.async_scheduling:
         text = (
             f"Scheduling is synchronous. Async scheduling needs on-device sampling: set {SAMPLING} (to {{}}, say) to "
-            "turn both on, as soon as on-device sampling is supported."
+            "turn it on, as soon as async scheduling is supported."
+            if on_device is None
+            else "Scheduling is synchronous: async scheduling is not supported yet."
         )
         yield Notice(logging.INFO, text)
 

@@ -69,6 +69,7 @@ def resolve(
         compile_workers=variables["NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS"],
         compile_timeout=variables["NEURON_LIBTORCH_COMPILATION_TIMEOUT"],
         tensor_parallel_size=settings.tensor_parallel_size,
+        on_device_sampling=parsed.neuron.on_device_sampling_config,
         async_scheduling=False,
         gpu_memory_utilization=settings.gpu_memory_utilization if headroom is None else 1.0,
         kv_cap_fraction=variables["VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION"],
@@ -80,7 +81,7 @@ def resolve(
             *parsed.notices,
             *plan.notices,
             *(Notice(logging.WARNING, text) for text in envs.warnings(env)),
-            *capabilities.warnings(settings, variables),
+            *capabilities.warnings(settings, parsed.neuron, variables),
             *_runner_warnings(runner, dense, settings),
         ),
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from vllm_neuron.config.options import OnDeviceSamplingConfig
+
 
 class Notice(NamedTuple):
     """Something to log once at start: a level of the logging module and the text."""
@@ -52,6 +54,7 @@ class ResolvedConfig:
             the worker itself.
         compile_timeout: seconds that one graph may take to compile; None for any time.
         tensor_parallel_size: devices that a model is spread over.
+        on_device_sampling: sample on the device, with these defaults; None samples on the host.
         async_scheduling: prepare a step while the one before it runs.
         gpu_memory_utilization: fraction of memory that may be used, in (0, 1]; 1.0 under an explicit headroom.
         kv_cap_fraction: cap of the default KV budget, in (0, 1]; unused under an explicit headroom.
@@ -85,6 +88,7 @@ class ResolvedConfig:
     compile_workers: int | None = None
     compile_timeout: int | None = None
     tensor_parallel_size: int = 1
+    on_device_sampling: OnDeviceSamplingConfig | None = None
     async_scheduling: bool = False
     gpu_memory_utilization: float = 0.9
     kv_cap_fraction: float = 0.30

@@ -2,9 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ from vllm_neuron.compilation.key import GraphKey, graph_key, host_target, trace_
 from vllm_neuron.compilation.store import Manifest
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.graphs import GraphSpec
-from vllm_neuron.engine.inputs import InputBuilder
+from vllm_neuron.engine.sampled_inputs import input_builder
+from vllm_neuron.engine.steps import step_function
 from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.layout import KVCache, layer_shapes, num_groups
 from vllm_neuron.models.model import Model
@@ -170,7 +169,7 @@ class GraphCompiler:
     def trace(self, graph: GraphSpec) -> Traced:
         """The graph as it is captured, before the route's own lowering."""
         with using(self._kernels):
-            return self.route.trace(graph.name, self._step(graph), *self._arguments(graph))
+            return self.route.trace(graph.name, step_function(graph, self.model), *self._arguments(graph))
 
     def fingerprint(self, graph: GraphSpec) -> str | None:
         """Stands for everything that `lower` reads; None if that cannot be known without tracing."""
@@ -194,9 +193,6 @@ class GraphCompiler:
             self.cache.note(fingerprint, key, graph.name)
         return kept
 
-    def _step(self, graph: GraphSpec) -> Callable[..., Any]:
-        return partial(_prompt_logits_step, self.model) if graph.kind == "prompt_logits" else self.model.step
-
     def _arguments(self, graph: GraphSpec) -> tuple[Weights, KVCache, Any]:
         """Weights, KV cache and inputs of a graph as meta tensors: shapes, strides and dtypes, no memory."""
         table = self.model.weight_table
@@ -213,15 +209,8 @@ class GraphCompiler:
             for s in shapes
         ]
         groups = num_groups(self.model.kv_layers)
-        builder = InputBuilder(graph, self.config.block_size, groups, self.model.hidden_size, self.dtype)
+        builder = input_builder(graph, self.config.block_size, groups, self.model, self.dtype)
         return weights, kv_cache, pytree.tree_map(_to_meta, builder.build(()))
-
-
-def _prompt_logits_step(
-    model: Model, weights: Weights, kv_cache: KVCache, hidden: torch.Tensor
-) -> tuple[torch.Tensor, KVCache]:
-    """hidden [T, H] -> logits [T, V] float32; takes and returns a KV cache of no layers."""
-    return model.logits(weights, hidden), kv_cache
 
 
 def _to_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,9 +17,11 @@ from vllm_neuron.engine.graphs import GraphSpec, decode_graph, list_graphs, pref
 from vllm_neuron.engine.inputs import InputBuilder, Row
 from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
+from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, input_builder
 from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
 from vllm_neuron.models.model import Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
+from vllm_neuron.sampling import Sampled, SampledWithLogprobs
 from vllm_neuron.weights.table import Weights
 
 logger = logging.getLogger(__name__)
@@ -43,8 +46,28 @@ class GraphStatistics:
     executions: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class SubmittedStep:
+    """A step that samples and has been handed to its executable.
+
+    Attributes:
+        requests: n, live rows of the step.
+        sampled: what the graph returns: token ids [P], the rest [B, ...].
+    """
+
+    requests: int
+    sampled: Sampled | SampledWithLogprobs
+
+    def collect(self) -> Sampled | SampledWithLogprobs:
+        """The tokens of the live rows, and what belongs to them: [n, ...]. Valid until the next step."""
+        return type(self.sampled)(*(tensor[: self.requests] for tensor in self.sampled))
+
+
 class GraphExecutor:
     """Runs one model. Use it in this order: construct, `allocate_kv_cache`, `warm_up`, steps.
+
+    Where the host samples, steps are `run_prefill` and `run_decode`; where the graphs do, `submit_prefill` and
+    `submit_decode`.
 
     Args:
         model: the model.
@@ -80,10 +103,11 @@ class GraphExecutor:
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
         self._executables: dict[GraphSpec, Executable] = {}
         groups = num_groups(model.kv_layers)
-        self._builders = {
-            g: InputBuilder(g, config.block_size, groups, model.hidden_size, dtype) for g in self.graphs if g.context
+        self._builders: dict[GraphSpec, InputBuilder | SampledInputBuilder] = {
+            g: input_builder(g, config.block_size, groups, model, dtype) for g in self.graphs if g.context
         }
-        self._hidden = torch.zeros(prompt_logits_graph(self.graphs).tokens, model.hidden_size, dtype=dtype)
+        logits_graph = prompt_logits_graph(self.graphs)
+        self._hidden = torch.zeros(logits_graph.tokens if logits_graph else 0, model.hidden_size, dtype=dtype)
 
     @property
     def has_kv_cache(self) -> bool:
@@ -151,8 +175,7 @@ class GraphExecutor:
             logits [1, V] ([0, V] if the row wants none) and hidden [n, H] of the row's n tokens; valid until the next
             step.
         """
-        graph = prefill_graph(self.graphs, len(row.token_ids))
-        outputs = self._counted_step(graph, (row,))
+        outputs = StepOutputs(*self._counted_step(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
         return StepOutputs(outputs.logits[: int(row.wants_logits)], outputs.hidden[: len(row.token_ids)])
 
     def run_decode(self, rows: Sequence[Row]) -> StepOutputs:
@@ -161,16 +184,38 @@ class GraphExecutor:
         Returns:
             logits [n, V] (only the rows that want them, in order) and hidden [n, H]; valid until the next step.
         """
-        graph = decode_graph(self.graphs, len(rows), max(row.end for row in rows))
-        outputs = self._counted_step(graph, rows)
+        outputs = StepOutputs(*self._counted_step(self._decode_graph(rows), rows))
         logits = outputs.logits[: len(rows)]
         if not all(row.wants_logits for row in rows):
             logits = logits[[i for i, row in enumerate(rows) if row.wants_logits]]
         return StepOutputs(logits, outputs.hidden[: len(rows)])
 
+    def submit_prefill(self, row: Row) -> SubmittedStep:
+        """Compute many tokens of one request, and sample the one that follows them."""
+        return SubmittedStep(1, self._counted_step(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
+
+    def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
+        """Compute one token of each of n requests, and sample the one that follows it.
+
+        Args:
+            rows: of the requests.
+            after: the step that `fed_from` of the rows speaks of.
+        """
+        sampled = after.sampled.token_ids if after is not None else None
+        return SubmittedStep(len(rows), self._counted_step(self._decode_graph(rows), rows, sampled))
+
+    def _decode_graph(self, rows: Sequence[Row]) -> GraphSpec:
+        return decode_graph(self.graphs, len(rows), max(row.end for row in rows))
+
     def prompt_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] float32 of hidden states [n, H], as `run_prefill` returned them."""
+        """Logits [n, V] float32 of hidden states [n, H], as `run_prefill` returned them.
+
+        Raises:
+            RuntimeError: sampling is on the device, so that there is no graph for it.
+        """
         graph = prompt_logits_graph(self.graphs)
+        if graph is None:
+            raise RuntimeError("There is no graph of prompt logits where sampling is on the device.")
         logits = torch.empty(len(hidden), self._model.vocab_size, dtype=torch.float32)
         for start in range(0, len(hidden), graph.tokens):
             piece = hidden[start : start + graph.tokens]
@@ -184,14 +229,15 @@ class GraphExecutor:
         logits, self._no_kv_cache = self._executable(graph)(self._weights, self._no_kv_cache, self._hidden)
         return logits
 
-    def _counted_step(self, graph: GraphSpec, rows: Sequence[Row]) -> StepOutputs:
-        outputs = self._step(graph, rows)
+    def _counted_step(self, graph: GraphSpec, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> Any:
+        outputs = self._step(graph, rows, sampled)
         self.statistics.executions[graph.name] += 1
         return outputs
 
-    def _step(self, graph: GraphSpec, rows: Sequence[Row]) -> StepOutputs:
+    def _step(self, graph: GraphSpec, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> Any:
         executable = self._executable(graph)
-        inputs = self._builders[graph].build(rows)
+        builder = self._builders[graph]
+        inputs = builder.build(rows, sampled) if isinstance(builder, SampledInputBuilder) else builder.build(rows)
         if self._kv_cache is None:
             raise RuntimeError(
                 "There is no KV cache: it was never allocated, or a step that failed has taken it along."
@@ -199,7 +245,7 @@ class GraphExecutor:
         # The executable takes the cache's memory over: from here on only what it returns is a KV cache.
         kv_cache, self._kv_cache = self._kv_cache, None
         outputs, self._kv_cache = executable(self._weights, kv_cache, inputs)
-        return StepOutputs(*outputs)
+        return outputs
 
     def _executable(self, graph: GraphSpec) -> Executable:
         if graph not in self._executables:

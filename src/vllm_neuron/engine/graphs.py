@@ -1,13 +1,14 @@
 """The one list of all graphs of a configuration, and the choice of the graph for a step."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.kv_cache.layout import round_up_to_blocks
 
 GraphKind = Literal["prefill", "decode", "prompt_logits"]
+GraphSampling = Literal["host", "device", "greedy"]
 
 
 class NoBucketError(ValueError):
@@ -25,6 +26,10 @@ class GraphSpec:
         requests: B, requests of the step.
         context: S, tokens that a request's block table spans; 0 for "prompt_logits".
         embeddings: whether rows may be embeddings instead of token ids; true of "prefill" only.
+        sampling: "host" (the graph returns logits), "device" (it returns tokens) or "greedy" (it returns the most
+            likely tokens, and has no inputs for anything else).
+        hands_on: P, how many token ids a graph that samples returns, and may be given to take tokens from: the same
+            for all graphs, so that any can follow any. 0 where the host samples.
     """
 
     kind: GraphKind
@@ -32,16 +37,19 @@ class GraphSpec:
     requests: int
     context: int
     embeddings: bool = False
+    sampling: GraphSampling = "host"
+    hands_on: int = 0
 
     @property
     def name(self) -> str:
-        """Name in logs, metrics and cache manifests, e.g. "decode_b8_ctx4096"."""
+        """Name in logs, metrics and cache manifests, e.g. "decode_b8_ctx4096" or "decode_b8_ctx4096_greedy"."""
+        suffix = {"host": "", "device": "_sampled", "greedy": "_greedy"}[self.sampling]
         match self.kind:
             case "prefill":
                 takes = "_embeds" if self.embeddings else ""
-                return f"prefill_t{self.tokens}_ctx{self.context}{takes}"
+                return f"prefill_t{self.tokens}_ctx{self.context}{takes}{suffix}"
             case "decode":
-                return f"decode_b{self.requests}_ctx{self.context}"
+                return f"decode_b{self.requests}_ctx{self.context}{suffix}"
             case "prompt_logits":
                 return f"prompt_logits_t{self.tokens}"
 
@@ -58,7 +66,13 @@ def list_graphs(config: ResolvedConfig) -> tuple[GraphSpec, ...]:
         for tokens in config.num_batched_tokens_buckets
     }
     graphs |= {GraphSpec("decode", b, b, context) for b in config.num_seqs_buckets for context in contexts}
-    graphs.add(GraphSpec("prompt_logits", min(config.num_batched_tokens_buckets), 1, 0))
+    on_device = config.on_device_sampling
+    if on_device is None:
+        # Prompt logprobs are made on the host, from logits that only sampling on the host needs.
+        graphs.add(GraphSpec("prompt_logits", min(config.num_batched_tokens_buckets), 1, 0))
+    else:
+        sampling: GraphSampling = "greedy" if on_device.all_greedy else "device"
+        graphs = {replace(graph, sampling=sampling, hands_on=config.max_num_seqs) for graph in graphs}
     return tuple(sorted(graphs, key=lambda g: (-g.tokens * g.context, -g.tokens, g.kind)))
 
 
@@ -93,9 +107,9 @@ def decode_graph(graphs: Iterable[GraphSpec], requests: int, context: int) -> Gr
     )
 
 
-def prompt_logits_graph(graphs: Iterable[GraphSpec]) -> GraphSpec:
-    """The graph that turns hidden states into logits."""
-    return next(g for g in graphs if g.kind == "prompt_logits")
+def prompt_logits_graph(graphs: Iterable[GraphSpec]) -> GraphSpec | None:
+    """The graph that turns hidden states into logits; there is none where sampling is on the device."""
+    return next((g for g in graphs if g.kind == "prompt_logits"), None)
 
 
 def _smallest(fitting: Sequence[GraphSpec], need: str) -> GraphSpec:

@@ -18,6 +18,30 @@ from vllm_neuron.models.model import PromptEmbeddings, StepInputs
 PADDING_SLOT = 0
 """The first slot of the null block."""
 
+NOT_FED = -1
+"""In place of a row of an earlier step: the host knows the token."""
+
+
+class RowSampling(NamedTuple):
+    """How one request's next token is sampled on the device; see `SamplingInputs`.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: number of candidates; 0 and below mean all.
+        top_p: mass of the candidates, in (0, 1].
+        uniform: the random number, in [0, 1).
+        mask: [ceil(V / 32)] int32 of bits, the tokens allowed; None allows all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    uniform: float = 0.0
+    mask: np.ndarray | None = None
+
+
+GREEDY = RowSampling()
+
 
 class Row(NamedTuple):
     """What one request adds to a step.
@@ -26,8 +50,11 @@ class Row(NamedTuple):
         token_ids: [n] integers, the tokens to compute: many in a prefill step, one in a decode step.
         start: position of the first of them, which is also the number of tokens whose KV is in the cache already.
         block_ids: per KV group the request's physical blocks in order, integers; more than the step needs is fine.
-        wants_logits: whether the step returns logits for the last token.
+        wants_logits: whether the step returns logits for the last token, or a token to follow it.
         embeddings: [m, H] floating point, what the first m of the tokens are instead of their ids; None if all are ids.
+        sampling: how that token is sampled; of no effect where the host samples.
+        fed_from: in a decode step, the row of an earlier step whose sampled token is to be computed instead of
+            `token_ids`; NOT_FED otherwise.
     """
 
     token_ids: np.ndarray
@@ -35,6 +62,8 @@ class Row(NamedTuple):
     block_ids: tuple[np.ndarray, ...]
     wants_logits: bool = True
     embeddings: torch.Tensor | None = None
+    sampling: RowSampling = GREEDY
+    fed_from: int = NOT_FED
 
     @property
     def end(self) -> int:

@@ -14,7 +14,9 @@ from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_neuron import envs
 from vllm_neuron.config import ConfigurationError, Fault, ResolvedConfig, resolve
+from vllm_neuron.plugin.admission import Admission, model_defaults, server_defaults, unsupported_with_sampling
 from vllm_neuron.plugin.capabilities import unsupported
+from vllm_neuron.plugin.constraints import check_constraint
 from vllm_neuron.plugin.embeddings import EmbeddingsForm, replace_reader, usable_embeddings
 from vllm_neuron.plugin.settings import (
     model_dtype,
@@ -27,8 +29,7 @@ from vllm_neuron.plugin.settings import (
 from vllm_neuron.plugin.shutdown import bound_graceful_shutdown
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.sampling_params import SamplingParams
+    from vllm.config import ModelConfig, VllmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class NeuronPlatform(Platform):
 
     max_model_len: ClassVar[int | None] = None
     vocab_size: ClassVar[int | None] = None
+    admission: ClassVar[Admission | None] = None
     embeddings_form: ClassVar[EmbeddingsForm | None] = None
     """All of the engine configured last in this process; requests are checked before they reach it."""
 
@@ -78,6 +80,7 @@ class NeuronPlatform(Platform):
         store_config(vllm_config, resolved)
         cls.max_model_len = resolved.max_model_len
         cls.vocab_size = vllm_config.model_config.get_vocab_size()
+        cls.admission = _admission(vllm_config.model_config, resolved)
         cls.embeddings_form = None
         if resolved.enable_prompt_embeds:
             hidden_size = vllm_config.model_config.get_hidden_size()
@@ -85,15 +88,22 @@ class NeuronPlatform(Platform):
             replace_reader()
 
     @classmethod
-    def validate_request(cls, prompt: Any, params: "SamplingParams | Any", processed_inputs: Any) -> None:
-        """Refuse what would never finish, token ids that the embedding has no row for, and unusable embeddings.
+    def validate_request(cls, prompt: Any, params: Any, processed_inputs: Any) -> None:
+        """Refuse what would never finish, ids that the embedding has no row for, unusable embeddings and sampling.
 
         Embeddings are put into `processed_inputs` as the engine takes them.
 
         Raises:
             ValueError: the prompt leaves no room for a single output token, has an id outside the vocabulary, or is
-                embeddings that `usable_embeddings` refuses.
+                embeddings that `usable_embeddings` refuses; or the request has an empty constraint, or asks for what
+                on-device sampling cannot do.
         """
+        from vllm.sampling_params import SamplingParams
+
+        if isinstance(params, SamplingParams):
+            check_constraint(params.structured_outputs)
+            if cls.admission is not None:
+                cls.admission.check(params)
         token_ids = processed_inputs.get("prompt_token_ids") or ()
         if cls.vocab_size is not None and token_ids:
             for token_id in (min(token_ids), max(token_ids)):
@@ -169,6 +179,8 @@ def _resolve(vllm_config: "VllmConfig", unset_limits: frozenset[str]) -> Resolve
     except ConfigurationError as error:
         faults += error.faults
     faults += unsupported(vllm_config)
+    if resolved is not None:
+        faults += unsupported_with_sampling(vllm_config, resolved)
     if faults or resolved is None:
         raise ConfigurationError(faults)
     return resolved
@@ -193,6 +205,16 @@ def _adopt(vllm_config: "VllmConfig", resolved: ResolvedConfig) -> None:
     compilation.mode = CompilationMode.NONE
     compilation.cudagraph_mode = CUDAGraphMode.NONE
     compilation.cudagraph_capture_sizes = []
+
+
+def _admission(model: "ModelConfig", resolved: ResolvedConfig) -> Admission | None:
+    """Make the server's sampling defaults those of vLLM's front end, and know what requests may ask beyond them."""
+    if resolved.on_device_sampling is None:
+        return None
+    of_model, overrides = model_defaults(model), model.override_generation_config
+    defaults = server_defaults(resolved.on_device_sampling, {**of_model, **overrides})
+    model.override_generation_config = {**overrides, **defaults}
+    return Admission(resolved.on_device_sampling, of_model)
 
 
 def _choose_classes(vllm_config: "VllmConfig") -> None:

@@ -10,8 +10,11 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
 
+from vllm_neuron.plugin.grammars import Grammars
 from vllm_neuron.plugin.settings import resolved_config
 
 MAX_CONSECUTIVE_PREFILLS = 4
@@ -36,9 +39,14 @@ class NeuronScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.use_v2_model_runner = resolved_config(self.vllm_config).v2_model_runner
         self._consecutive_prefills = 0
+        self._grammars = Grammars(self.structured_output_manager)
+        self._failed: list[Request] = []
 
     def schedule(self) -> SchedulerOutput:
         """The next step; empty only if nothing at all can run."""
+        for request in self._grammars.take_failed(self.requests):
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+            self._failed.append(request)
         prefills = [request for request in self.running if is_prefill(request)]
         decodes = [request for request in self.running if not is_prefill(request)]
         if not self._prefill_is_due(prefills, decodes):
@@ -52,6 +60,17 @@ class NeuronScheduler(Scheduler):
         self.prev_step_scheduled_req_ids = scheduled_before
         still_prefilling = [request for request in prefills if request in self.running]
         return _merged(output, self._schedule_decodes(still_prefilling, decodes))
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """vLLM's, and word of the requests that failed before they could start."""
+        results = super().update_from_output(scheduler_output, model_runner_output)
+        for request in self._failed:
+            output = EngineCoreOutput(request.request_id, [], finish_reason=request.get_finished_reason())
+            results.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(output)
+        self._failed.clear()
+        return results
 
     def _prefill_is_due(self, prefills: list[Request], decodes: list[Request]) -> bool:
         if decodes and self._consecutive_prefills >= MAX_CONSECUTIVE_PREFILLS:

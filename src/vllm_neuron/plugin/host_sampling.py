@@ -1,7 +1,9 @@
-"""Sampling on the host with vLLM's own sampler, grammar masks and prompt logprobs."""
+"""Sampling on the host: vLLM's own sampler, grammar masks and prompt logprobs."""
 
 import numpy as np
 import torch
+from vllm.config.model import LogprobsMode
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
@@ -9,13 +11,76 @@ from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.batch import Batch
-
-ALLOW_ALL = -1
-"""A word of a grammar's bit mask that allows every token."""
+from vllm_neuron.plugin.step import Step, Tokens
+from vllm_neuron.sampling import ALLOW_ALL
 
 PIECE_ROWS = 128
 """Prompt logprobs are computed for so many tokens at a time: a row of logits takes 4 bytes for every token there is."""
+
+
+class HostSampling:
+    """See `Sampling`. A step's graph runs when it is begun, and its logits are sampled when it is finished.
+
+    Args:
+        executor: runs the graphs.
+        logprobs_mode: vLLM's.
+        vocab_size: V.
+    """
+
+    def __init__(self, executor: GraphExecutor, logprobs_mode: LogprobsMode, vocab_size: int) -> None:
+        self._executor = executor
+        self._sampler = Sampler(logprobs_mode)
+        self._vocab_size = vocab_size
+        self._prompt_logprobs = PromptLogprobs(executor, self._sampler, vocab_size)
+        self._outputs: StepOutputs | None = None
+        self._of_prompts: dict[str, LogprobsTensors | None] = {}
+
+    def discard(self, req_id: str) -> None:
+        self._prompt_logprobs.discard(req_id)
+
+    def begin(self, step: Step) -> None:
+        self._of_prompts = {}
+        if not step.is_prefill:
+            self._outputs = self._executor.run_decode(step.rows)
+            return
+        (row,), (state,) = step.rows, step.states
+        self._outputs = self._executor.run_prefill(row)
+        logprobs = self._prompt_logprobs.add(state, row.start, self._outputs.hidden)
+        if logprobs is not None:
+            self._of_prompts[state.req_id] = logprobs
+
+    def finish(self, step: Step, grammar: GrammarOutput | None) -> Tokens:
+        assert self._outputs is not None
+        outputs, self._outputs = self._outputs, None
+        if not step.wants_tokens:
+            return Tokens([], None, self._of_prompts)
+        if grammar is not None:
+            apply_grammar(grammar, step.output, step.batch, outputs.logits)
+        sampled = self._sampler(outputs.logits, step.batch.sampling_metadata)
+        logprobs = sampled.logprobs_tensors
+        return Tokens(sampled.sampled_token_ids.flatten().tolist(), logprobs and logprobs.tolists(), self._of_prompts)
+
+    def warm_up(self, prefill_batch: Batch, decode_batch: Batch) -> None:
+        """Sample once from each batch with everything turned on, so that no request waits for a first trace."""
+        for batch, sizes in ((prefill_batch, (1,)), (decode_batch, (1, 2))):
+            for size in sizes:
+                if size <= batch.input_batch.max_num_reqs:
+                    self._sample_anything(batch, size)
+
+    def _sample_anything(self, batch: Batch, size: int) -> None:
+        params = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1, logprobs=1, repetition_penalty=1.1)
+        groups = len(batch.input_batch.block_table.block_tables)
+        for index in range(size):
+            blocks: tuple[list[int], ...] = tuple([] for _ in range(groups))
+            batch.input_batch.add_request(CachedRequestState(f"warm-up-{index}", [0], [], params, None, blocks, 0, []))
+        batch.input_batch.refresh_metadata()
+        with torch.inference_mode():
+            self._sampler(torch.zeros(size, self._vocab_size), batch.sampling_metadata)
+        batch.discard(list(batch.req_ids))
+        batch.input_batch.condense()
+        batch.input_batch.refresh_metadata()
 
 
 def apply_grammar(grammar: GrammarOutput, output: SchedulerOutput, batch: Batch, logits: torch.Tensor) -> None:

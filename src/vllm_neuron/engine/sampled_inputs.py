@@ -1,0 +1,120 @@
+"""Inputs of the graphs that sample: those of the model, and how each row is to be sampled."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from vllm_neuron.engine.graphs import GraphSpec
+from vllm_neuron.engine.inputs import NOT_FED, InputBuilder, Row
+from vllm_neuron.models.model import Model, StepInputs
+from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_words
+
+
+class FedTokens(NamedTuple):
+    """Tokens that the step before has sampled, as it returned them: they need not have been on the host.
+
+    Attributes:
+        token_ids: [P] int32, what the step before returned, whichever graph it ran.
+        rows: [B] int32: which of them a row takes, or NOT_FED for the token id that the host gives.
+    """
+
+    token_ids: torch.Tensor
+    rows: torch.Tensor
+
+
+class SampledInputs(NamedTuple):
+    """All that varies from step to step in a graph that samples.
+
+    Attributes:
+        step: of the model.
+        sampling: how each of the B requests is sampled.
+        fed: where a decode graph may take tokens from; empty for prefill, whose tokens the host always knows.
+    """
+
+    step: StepInputs
+    sampling: SamplingInputs | GreedyInputs
+    fed: FedTokens | tuple[()]
+
+
+class SampledInputBuilder:
+    """Fills the inputs of one graph that samples; see `InputBuilder`.
+
+    Padding rows are greedy and free, so that whatever they compute is finite; nobody reads their tokens.
+
+    Args:
+        builder: fills the model's part, of a prefill or decode graph whose `sampling` is not "host".
+        vocab_size: V.
+    """
+
+    def __init__(self, builder: InputBuilder, vocab_size: int) -> None:
+        graph = builder.graph
+        self.graph = graph
+        self._builder = builder
+        rows = graph.requests
+        mask = torch.full((rows, mask_words(vocab_size)), ALLOW_ALL, dtype=torch.int32)
+        self._mask = mask.numpy()
+        self._masked: set[int] = set()
+        self._nothing_fed = torch.zeros(graph.hands_on, dtype=torch.int32)
+        fed_rows = torch.full((rows,), NOT_FED, dtype=torch.int32)
+        self._fed_rows = fed_rows.numpy()
+        temperature, top_p = torch.zeros(rows), torch.ones(rows)
+        top_k, uniforms = torch.zeros(rows, dtype=torch.int32), torch.zeros(rows)
+        self._parameters = tuple(tensor.numpy() for tensor in (temperature, top_k, top_p, uniforms))
+        sampling: SamplingInputs | GreedyInputs = SamplingInputs(temperature, top_k, top_p, uniforms, mask)
+        if graph.sampling == "greedy":
+            sampling, self._parameters = GreedyInputs(mask), ()
+        fed = FedTokens(self._nothing_fed, fed_rows) if graph.kind == "decode" else ()
+        self._inputs = SampledInputs(self._builder.inputs, sampling, fed)
+
+    def build(self, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> SampledInputs:
+        """Inputs of a step with these live rows; none at all is a warm-up step.
+
+        Args:
+            rows: at most B; each may take its token from ``sampled``.
+            sampled: token ids [P] of an earlier step, for rows that say `fed_from`.
+
+        Raises:
+            ValueError: the rows do not fit the graph, a mask has another width than the vocabulary, or a row takes
+                a token from a step that is not given.
+        """
+        self._builder.build(rows)
+        self._fill_parameters(rows)
+        self._fill_masks(rows)
+        fed = self._inputs.fed
+        if not isinstance(fed, FedTokens):
+            return self._inputs
+        self._fed_rows[:] = NOT_FED
+        for index, row in enumerate(rows):
+            if row.fed_from != NOT_FED:
+                if sampled is None or not 0 <= row.fed_from < self.graph.hands_on:
+                    raise ValueError(f"{self.graph.name}: row {index} takes token {row.fed_from} of no earlier step")
+                self._fed_rows[index] = row.fed_from
+        return self._inputs._replace(fed=fed._replace(token_ids=self._nothing_fed if sampled is None else sampled))
+
+    def _fill_parameters(self, rows: Sequence[Row]) -> None:
+        if not self._parameters:
+            return
+        temperature, top_k, top_p, uniforms = self._parameters
+        for index, row in enumerate(rows):
+            temperature[index], top_k[index], top_p[index], uniforms[index], _ = row.sampling
+        temperature[len(rows) :] = 0.0
+
+    def _fill_masks(self, rows: Sequence[Row]) -> None:
+        """Masks are wide and seldom there: only rows that have one, or had one in the last step, are written."""
+        masks = {index: row.sampling.mask for index, row in enumerate(rows) if row.sampling.mask is not None}
+        for index in self._masked - masks.keys():
+            self._mask[index] = ALLOW_ALL
+        for index, mask in masks.items():
+            if mask.shape != self._mask.shape[1:]:
+                raise ValueError(f"{self.graph.name}: a mask of shape {mask.shape}, rows have {self._mask.shape[1:]}")
+            self._mask[index] = mask
+        self._masked = set(masks)
+
+
+def input_builder(
+    graph: GraphSpec, block_size: int, num_groups: int, model: Model, dtype: torch.dtype
+) -> InputBuilder | SampledInputBuilder:
+    """What fills the inputs of a prefill or decode graph of a model whose embeddings have this dtype."""
+    builder = InputBuilder(graph, block_size, num_groups, model.hidden_size, dtype)
+    return builder if graph.sampling == "host" else SampledInputBuilder(builder, model.vocab_size)
