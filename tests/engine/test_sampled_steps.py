@@ -12,7 +12,7 @@ from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config import OnDeviceSamplingConfig
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import GraphSpec, list_graphs
-from vllm_neuron.engine.inputs import InputBuilder, Row, RowSampling
+from vllm_neuron.engine.inputs import Row, RowSampling
 from vllm_neuron.engine.sampled_inputs import FedTokens, SampledInputBuilder
 from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.select import select_route
@@ -128,8 +128,7 @@ def test_graphs_that_sample_have_names_of_their_own_and_none_for_prompt_logits()
 
 def builder(sampling: str = "device") -> SampledInputBuilder:
     assert sampling in ("device", "greedy")
-    graph = GraphSpec("decode", 4, 4, 256, sampling=sampling, hands_on=6)  # type: ignore[arg-type]
-    return SampledInputBuilder(InputBuilder(graph, 16, 1), 70)
+    return SampledInputBuilder(GraphSpec("decode", 4, 4, 256, sampling, 6), 16, 1, 70)  # type: ignore[arg-type]
 
 
 def test_inputs_of_padding_rows_are_harmless_whatever_was_there_before() -> None:
@@ -144,11 +143,14 @@ def test_inputs_of_padding_rows_are_harmless_whatever_was_there_before() -> None
     assert isinstance(inputs.fed, FedTokens) and inputs.fed.rows.tolist() == [-1] * 4
 
 
+def test_rows_are_not_fed_from_a_step_that_is_not_given(made: GraphExecutor) -> None:
+    with pytest.raises(ValueError, match="A row takes its token from an earlier step, and none is given"):
+        made.submit_decode([row([1], 3), row([1], 3)._replace(fed_from=0)])
+
+
 def test_inputs_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="row 1 takes token 0 of no earlier step"):
-        builder().build([row([1], 3), row([1], 3)._replace(fed_from=0)])
     with pytest.raises(ValueError, match="takes token 6 of no earlier step"):
-        builder().build([row([1], 3)._replace(fed_from=6)], torch.zeros(6, dtype=torch.int32))
+        builder().build([row([1], 3)._replace(fed_from=6)])
     wide = RowSampling(mask=np.full(4, -1, np.int32))
     with pytest.raises(ValueError, match=r"a mask of shape \(4,\), rows have \(3,\)"):
         builder("greedy").build([row([1], 3)._replace(sampling=wide)])

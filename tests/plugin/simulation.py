@@ -25,6 +25,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.checkpoints import VOCAB_SIZE, checkpoint
 from vllm_neuron.engine.executor import SubmittedStep
 from vllm_neuron.engine.inputs import NOT_FED, Row, RowSampling
+from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.scheduler import NeuronScheduler
@@ -94,7 +95,7 @@ class CachingExecutor:
         fed = [
             row
             if row.fed_from == NOT_FED or after is None
-            else row._replace(token_ids=after.sampled.token_ids[row.fed_from : row.fed_from + 1].numpy())
+            else row._replace(token_ids=after.sampled.result().token_ids[row.fed_from : row.fed_from + 1].numpy())
             for row in rows
         ]
         self.sampled += [row.sampling for row in rows]
@@ -107,7 +108,8 @@ class CachingExecutor:
             torch.tensor(uniforms),
             torch.from_numpy(np.stack(words)),
         )
-        return SubmittedStep(len(rows), sample(torch.cat([self._run(row) for row in fed]), inputs, VOCAB_SIZE))
+        logits = torch.cat([self._run(row) for row in fed])
+        return SubmittedStep(len(rows), DeviceQueue(False).submit(lambda: sample(logits, inputs, VOCAB_SIZE)))
 
     def _run(self, row: Row) -> torch.Tensor:
         contents = row.token_ids.copy()

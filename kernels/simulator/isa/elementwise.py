@@ -257,7 +257,7 @@ def tensor_copy_predicated(
     where = (read(machine, predicate, "predicate").reshape(dst.shape[0], -1) != 0) ^ bool(reverse_pred)
     old = (dst.elements() if where.all() else read(machine, dst, "dst")).reshape(dst.shape[0], -1)
     if isinstance(src, NkiTensor):
-        new = read(machine, src, "src").reshape(dst.shape[0], -1)
+        new: np.ndarray = read(machine, src, "src").reshape(dst.shape[0], -1)
         new = new if src.dtype == dst.dtype else dtypes.compute(new)
     else:
         new = np.asarray(src, np.float32)

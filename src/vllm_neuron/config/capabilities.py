@@ -228,12 +228,10 @@ def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping
             f"{MAX_CANDIDATES} here."
         )
         yield Notice(logging.INFO, text)
-    if settings.async_scheduling:
+    if settings.async_scheduling and on_device is None:
         text = (
             f"Scheduling is synchronous. Async scheduling needs on-device sampling: set {SAMPLING} (to {{}}, say) to "
-            "turn it on, as soon as async scheduling is supported."
-            if on_device is None
-            else "Scheduling is synchronous: async scheduling is not supported yet."
+            "turn both on."
         )
         yield Notice(logging.INFO, text)
 

@@ -208,8 +208,10 @@ class GraphCompiler:
             (torch.empty(s, dtype=self.dtype, device="meta"), torch.empty(s, dtype=self.dtype, device="meta"))
             for s in shapes
         ]
-        groups = num_groups(self.model.kv_layers)
-        builder = input_builder(graph, self.config.block_size, groups, self.model, self.dtype)
+        model, config = self.model, self.config
+        builder = input_builder(
+            graph, config.block_size, num_groups(model.kv_layers), model.vocab_size, model.hidden_size, self.dtype
+        )
         return weights, kv_cache, pytree.tree_map(_to_meta, builder.build(()))
 
 

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,11 @@ from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler
 from vllm_neuron.engine.graphs import GraphSpec, decode_graph, list_graphs, prefill_graph, prompt_logits_graph
-from vllm_neuron.engine.inputs import InputBuilder, Row
+from vllm_neuron.engine.inputs import NOT_FED, InputBuilder, Row
 from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
-from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, input_builder
+from vllm_neuron.engine.queue import DeviceQueue
+from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
 from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
 from vllm_neuron.models.model import Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
@@ -25,6 +27,9 @@ from vllm_neuron.sampling import Sampled, SampledWithLogprobs
 from vllm_neuron.weights.table import Weights
 
 logger = logging.getLogger(__name__)
+
+STEPS_UNDER_WAY = 2
+"""Where steps are asynchronous: one runs, and one is prepared or waits."""
 
 
 @dataclass
@@ -52,15 +57,19 @@ class SubmittedStep:
 
     Attributes:
         requests: n, live rows of the step.
-        sampled: what the graph returns: token ids [P], the rest [B, ...].
+        sampled: what the graph returns, once it has run: token ids [P], the rest [B, ...].
     """
 
     requests: int
-    sampled: Sampled | SampledWithLogprobs
+    sampled: "Future[Sampled | SampledWithLogprobs]"
 
     def collect(self) -> Sampled | SampledWithLogprobs:
-        """The tokens of the live rows, and what belongs to them: [n, ...]. Valid until the next step."""
-        return type(self.sampled)(*(tensor[: self.requests] for tensor in self.sampled))
+        """Wait for the tokens of the live rows, and what belongs to them: [n, ...].
+
+        Where steps are not asynchronous they are valid until the next step.
+        """
+        sampled = self.sampled.result()
+        return type(sampled)(*(tensor[: self.requests] for tensor in sampled))
 
 
 class GraphExecutor:
@@ -103,16 +112,26 @@ class GraphExecutor:
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
         self._executables: dict[GraphSpec, Executable] = {}
         groups = num_groups(model.kv_layers)
-        self._builders: dict[GraphSpec, InputBuilder | SampledInputBuilder] = {
-            g: input_builder(g, config.block_size, groups, model, dtype) for g in self.graphs if g.context
-        }
+        self._queue = DeviceQueue(config.async_scheduling)
+        # A step that is prepared must not write where one that still runs reads.
+        copies = STEPS_UNDER_WAY if config.async_scheduling else 1
+        self._builders: list[dict[GraphSpec, InputBuilder | SampledInputBuilder]] = [
+            {
+                g: input_builder(g, config.block_size, groups, model.vocab_size, model.hidden_size, dtype)
+                for g in self.graphs
+                if g.context
+            }
+            for _ in range(copies)
+        ]
+        self._latest: deque[Future[Any]] = deque(maxlen=copies)
+        self._failed = False
         logits_graph = prompt_logits_graph(self.graphs)
         self._hidden = torch.zeros(logits_graph.tokens if logits_graph else 0, model.hidden_size, dtype=dtype)
 
     @property
     def has_kv_cache(self) -> bool:
         """False before `allocate_kv_cache`, and after a step that failed half-way: then nothing can run any more."""
-        return self._kv_cache is not None
+        return self._compiler is not None and not self._failed
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """A zeroed KV cache of NB = ``num_blocks`` blocks, the null block included."""
@@ -158,7 +177,7 @@ class GraphExecutor:
             if graph.kind == "prompt_logits":
                 self._hidden_to_logits(graph)
             elif self._must_run(graph, compiled):
-                self._step(graph, ())
+                self._submit(graph, ()).result()
             seconds = compiled.seconds + time.monotonic() - start
             self.statistics.seconds[graph.name] = seconds
             report(GraphReady(graph.name, index, len(self.graphs), seconds, compiled.source))
@@ -175,7 +194,7 @@ class GraphExecutor:
             logits [1, V] ([0, V] if the row wants none) and hidden [n, H] of the row's n tokens; valid until the next
             step.
         """
-        outputs = StepOutputs(*self._counted_step(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
+        outputs = StepOutputs(*self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)).result())
         return StepOutputs(outputs.logits[: int(row.wants_logits)], outputs.hidden[: len(row.token_ids)])
 
     def run_decode(self, rows: Sequence[Row]) -> StepOutputs:
@@ -184,7 +203,7 @@ class GraphExecutor:
         Returns:
             logits [n, V] (only the rows that want them, in order) and hidden [n, H]; valid until the next step.
         """
-        outputs = StepOutputs(*self._counted_step(self._decode_graph(rows), rows))
+        outputs = StepOutputs(*self._submit_counted(self._decode_graph(rows), rows).result())
         logits = outputs.logits[: len(rows)]
         if not all(row.wants_logits for row in rows):
             logits = logits[[i for i, row in enumerate(rows) if row.wants_logits]]
@@ -192,17 +211,21 @@ class GraphExecutor:
 
     def submit_prefill(self, row: Row) -> SubmittedStep:
         """Compute many tokens of one request, and sample the one that follows them."""
-        return SubmittedStep(1, self._counted_step(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
+        return SubmittedStep(1, self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
 
     def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
         """Compute one token of each of n requests, and sample the one that follows it.
 
         Args:
             rows: of the requests.
-            after: the step that `fed_from` of the rows speaks of.
+            after: the step that `fed_from` of the rows speaks of; it may still be under way.
+
+        Raises:
+            ValueError: a row takes its token from a step that is not given.
         """
-        sampled = after.sampled.token_ids if after is not None else None
-        return SubmittedStep(len(rows), self._counted_step(self._decode_graph(rows), rows, sampled))
+        if after is None and any(row.fed_from != NOT_FED for row in rows):
+            raise ValueError("A row takes its token from an earlier step, and none is given.")
+        return SubmittedStep(len(rows), self._submit_counted(self._decode_graph(rows), rows, after))
 
     def _decode_graph(self, rows: Sequence[Row]) -> GraphSpec:
         return decode_graph(self.graphs, len(rows), max(row.end for row in rows))
@@ -226,25 +249,59 @@ class GraphExecutor:
         return logits
 
     def _hidden_to_logits(self, graph: GraphSpec) -> torch.Tensor:
-        logits, self._no_kv_cache = self._executable(graph)(self._weights, self._no_kv_cache, self._hidden)
+        executable = self._executable(graph)
+        logits, self._no_kv_cache = self._queue.run(lambda: executable(self._weights, self._no_kv_cache, self._hidden))
         return logits
 
-    def _counted_step(self, graph: GraphSpec, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> Any:
-        outputs = self._step(graph, rows, sampled)
-        self.statistics.executions[graph.name] += 1
-        return outputs
+    def close(self) -> None:
+        """Let go of the device."""
+        self._queue.close()
 
-    def _step(self, graph: GraphSpec, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> Any:
+    def _submit_counted(
+        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None
+    ) -> "Future[Any]":
+        future = self._submit(graph, rows, after)
+        self.statistics.executions[graph.name] += 1
+        return future
+
+    def _submit(self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None) -> "Future[Any]":
+        """Prepare a step here and now, and let it run after those submitted before."""
         executable = self._executable(graph)
-        builder = self._builders[graph]
-        inputs = builder.build(rows, sampled) if isinstance(builder, SampledInputBuilder) else builder.build(rows)
+        inputs = self._free_builders()[graph].build(rows)
+
+        def run() -> Any:
+            fed = inputs
+            if after is not None and isinstance(inputs, SampledInputs):
+                fed = feed(inputs, after.sampled.result().token_ids)
+            outputs = self._run(executable, fed)
+            if self._queue.asynchronous and graph.sampling != "host":
+                # The next step may run, and use the memory again, before these are read.
+                outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
+            return outputs
+
+        future = self._queue.submit(run)
+        self._latest.append(future)
+        return future
+
+    def _free_builders(self) -> dict[GraphSpec, InputBuilder | SampledInputBuilder]:
+        """Those whose inputs no step reads any more; waits if there are none."""
+        if len(self._latest) == len(self._builders):
+            wait([self._latest[0]])
+        self._builders.append(self._builders.pop(0))
+        return self._builders[-1]
+
+    def _run(self, executable: Executable, inputs: Any) -> Any:
         if self._kv_cache is None:
             raise RuntimeError(
                 "There is no KV cache: it was never allocated, or a step that failed has taken it along."
             )
         # The executable takes the cache's memory over: from here on only what it returns is a KV cache.
         kv_cache, self._kv_cache = self._kv_cache, None
-        outputs, self._kv_cache = executable(self._weights, kv_cache, inputs)
+        try:
+            outputs, self._kv_cache = executable(self._weights, kv_cache, inputs)
+        except BaseException:
+            self._failed = True
+            raise
         return outputs
 
     def _executable(self, graph: GraphSpec) -> Executable:

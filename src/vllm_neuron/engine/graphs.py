@@ -25,20 +25,20 @@ class GraphSpec:
         tokens: T, rows of the step.
         requests: B, requests of the step.
         context: S, tokens that a request's block table spans; 0 for "prompt_logits".
-        embeddings: whether rows may be embeddings instead of token ids; true of "prefill" only.
         sampling: "host" (the graph returns logits), "device" (it returns tokens) or "greedy" (it returns the most
             likely tokens, and has no inputs for anything else).
         hands_on: P, how many token ids a graph that samples returns, and may be given to take tokens from: the same
             for all graphs, so that any can follow any. 0 where the host samples.
+        embeddings: whether rows may be embeddings instead of token ids; true of "prefill" only.
     """
 
     kind: GraphKind
     tokens: int
     requests: int
     context: int
-    embeddings: bool = False
     sampling: GraphSampling = "host"
     hands_on: int = 0
+    embeddings: bool = False
 
     @property
     def name(self) -> str:

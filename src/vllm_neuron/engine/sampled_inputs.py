@@ -7,7 +7,7 @@ import torch
 
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.inputs import NOT_FED, InputBuilder, Row
-from vllm_neuron.models.model import Model, StepInputs
+from vllm_neuron.models.model import StepInputs
 from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_words
 
 
@@ -43,19 +43,29 @@ class SampledInputBuilder:
     Padding rows are greedy and free, so that whatever they compute is finite; nobody reads their tokens.
 
     Args:
-        builder: fills the model's part, of a prefill or decode graph whose `sampling` is not "host".
+        graph: a prefill or decode graph whose `sampling` is not "host".
+        block_size: BS, tokens per KV block.
+        num_groups: G, KV groups of the model.
         vocab_size: V.
+        hidden_size: H, of graphs that take embeddings.
+        dtype: of those embeddings.
     """
 
-    def __init__(self, builder: InputBuilder, vocab_size: int) -> None:
-        graph = builder.graph
+    def __init__(
+        self,
+        graph: GraphSpec,
+        block_size: int,
+        num_groups: int,
+        vocab_size: int,
+        hidden_size: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.graph = graph
-        self._builder = builder
+        self._builder = InputBuilder(graph, block_size, num_groups, hidden_size, dtype)
         rows = graph.requests
         mask = torch.full((rows, mask_words(vocab_size)), ALLOW_ALL, dtype=torch.int32)
         self._mask = mask.numpy()
         self._masked: set[int] = set()
-        self._nothing_fed = torch.zeros(graph.hands_on, dtype=torch.int32)
         fed_rows = torch.full((rows,), NOT_FED, dtype=torch.int32)
         self._fed_rows = fed_rows.numpy()
         temperature, top_p = torch.zeros(rows), torch.ones(rows)
@@ -64,19 +74,18 @@ class SampledInputBuilder:
         sampling: SamplingInputs | GreedyInputs = SamplingInputs(temperature, top_k, top_p, uniforms, mask)
         if graph.sampling == "greedy":
             sampling, self._parameters = GreedyInputs(mask), ()
-        fed = FedTokens(self._nothing_fed, fed_rows) if graph.kind == "decode" else ()
+        nothing = torch.zeros(graph.hands_on, dtype=torch.int32)
+        fed = FedTokens(nothing, fed_rows) if graph.kind == "decode" else ()
         self._inputs = SampledInputs(self._builder.inputs, sampling, fed)
 
-    def build(self, rows: Sequence[Row], sampled: torch.Tensor | None = None) -> SampledInputs:
-        """Inputs of a step with these live rows; none at all is a warm-up step.
+    def build(self, rows: Sequence[Row]) -> SampledInputs:
+        """Inputs of a step with these live rows, at most B; none at all is a warm-up step.
 
-        Args:
-            rows: at most B; each may take its token from ``sampled``.
-            sampled: token ids [P] of an earlier step, for rows that say `fed_from`.
+        Rows that say `fed_from` have no token before `feed`.
 
         Raises:
-            ValueError: the rows do not fit the graph, a mask has another width than the vocabulary, or a row takes
-                a token from a step that is not given.
+            ValueError: the rows do not fit the graph, a mask has another width than the vocabulary, or a row takes a
+                token that no step hands on.
         """
         self._builder.build(rows)
         self._fill_parameters(rows)
@@ -87,10 +96,10 @@ class SampledInputBuilder:
         self._fed_rows[:] = NOT_FED
         for index, row in enumerate(rows):
             if row.fed_from != NOT_FED:
-                if sampled is None or not 0 <= row.fed_from < self.graph.hands_on:
+                if not 0 <= row.fed_from < self.graph.hands_on:
                     raise ValueError(f"{self.graph.name}: row {index} takes token {row.fed_from} of no earlier step")
                 self._fed_rows[index] = row.fed_from
-        return self._inputs._replace(fed=fed._replace(token_ids=self._nothing_fed if sampled is None else sampled))
+        return self._inputs
 
     def _fill_parameters(self, rows: Sequence[Row]) -> None:
         if not self._parameters:
@@ -112,9 +121,17 @@ class SampledInputBuilder:
         self._masked = set(masks)
 
 
+def feed(inputs: SampledInputs, token_ids: torch.Tensor) -> SampledInputs:
+    """The inputs of a decode step whose rows may take their tokens from ``token_ids`` [P] int32, which the step before
+    has sampled."""
+    assert isinstance(inputs.fed, FedTokens)
+    return inputs._replace(fed=inputs.fed._replace(token_ids=token_ids))
+
+
 def input_builder(
-    graph: GraphSpec, block_size: int, num_groups: int, model: Model, dtype: torch.dtype
+    graph: GraphSpec, block_size: int, num_groups: int, vocab_size: int, hidden_size: int, dtype: torch.dtype
 ) -> InputBuilder | SampledInputBuilder:
-    """What fills the inputs of a prefill or decode graph of a model whose embeddings have this dtype."""
-    builder = InputBuilder(graph, block_size, num_groups, model.hidden_size, dtype)
-    return builder if graph.sampling == "host" else SampledInputBuilder(builder, model.vocab_size)
+    """What fills the inputs of a prefill or decode graph."""
+    if graph.sampling == "host":
+        return InputBuilder(graph, block_size, num_groups, hidden_size, dtype)
+    return SampledInputBuilder(graph, block_size, num_groups, vocab_size, hidden_size, dtype)

@@ -114,6 +114,12 @@ class Batch:
         blocks = tuple(t.block_table.np[index, : t.num_blocks_per_row[index]] for t in tables)
         return Row(batch.token_ids_cpu[index, start : start + count], start, blocks, wants_logits)
 
+    def replace_token(self, req_id: str, position: int, token_id: int) -> None:
+        """Put a token in the place of another, counted from the start of the prompt, if the request is here."""
+        index = self.input_batch.req_id_to_index.get(req_id)
+        if index is not None:
+            self.input_batch.token_ids_cpu[index, position] = token_id
+
     def append_token(self, index: int, state: CachedRequestState, token_id: int) -> None:
         """Note a sampled token."""
         batch = self.input_batch

@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_neuron.engine.executor import GraphExecutor, SubmittedStep
 from vllm_neuron.engine.inputs import Row, RowSampling
+from vllm_neuron.plugin.batch import Batch
 from vllm_neuron.plugin.step import Step, Tokens
 from vllm_neuron.sampling import SampledWithLogprobs, Uniforms, mask_of, mask_words
 
@@ -50,16 +51,21 @@ class DeviceSampling:
     def discard(self, req_id: str) -> None:
         self._requests.pop(req_id, None)
 
+    def warm_up(self, prefill: Batch, decode: Batch) -> None:
+        """Graphs that sample are warm already."""
+
     def begin(self, step: Step) -> None:
         """Nothing can run without the masks."""
 
     def finish(self, step: Step, grammar: GrammarOutput | None) -> Tokens:
         return self.collect(step, self.submit(step, grammar))
 
-    def submit(self, step: Step, grammar: GrammarOutput | None) -> SubmittedStep:
-        """Hand the step to its graph."""
+    def submit(self, step: Step, grammar: GrammarOutput | None, after: SubmittedStep | None = None) -> SubmittedStep:
+        """Hand the step to its graph; ``after`` is the step that its rows may take tokens from."""
         rows = self._with_sampling(step, grammar)
-        return self._executor.submit_prefill(rows[0]) if step.is_prefill else self._executor.submit_decode(rows)
+        if step.is_prefill:
+            return self._executor.submit_prefill(rows[0])
+        return self._executor.submit_decode(rows, after)
 
     def collect(self, step: Step, submitted: SubmittedStep) -> Tokens:
         """The tokens of a step that was submitted, and the logprobs that its requests asked for."""
@@ -120,7 +126,7 @@ def _masks(grammar: GrammarOutput, vocab_size: int) -> dict[str, np.ndarray]:
 
 def _logprobs(step: Step, sampled: object) -> LogprobsLists | None:
     """As many logprobs of each row as the most that a request of the batch asked for; vLLM leaves out the rest."""
-    most = step.batch.input_batch.max_num_logprobs
+    most = step.num_logprobs
     if most is None or not isinstance(sampled, SampledWithLogprobs):
         return None
     # Copies, because they are still read when the next step has the memory.

@@ -4,16 +4,16 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NoReturn
 
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
-from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.engine.executor import GraphExecutor, SubmittedStep
 from vllm_neuron.models.model import Model
 from vllm_neuron.plugin.batch import Batch, with_embeddings
 from vllm_neuron.plugin.device_sampling import DeviceSampling
-from vllm_neuron.plugin.host_sampling import HostSampling
+from vllm_neuron.plugin.pipeline import AsyncStatistics, Pipeline
 from vllm_neuron.plugin.requests import RequestStates
 from vllm_neuron.plugin.settings import resolved_config
-from vllm_neuron.plugin.step import Sampling, Step
+from vllm_neuron.plugin.step import Sampling, Step, Tokens
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,10 +35,21 @@ class NeuronModelRunner:
         self.decode_batch = Batch(vllm_config, vllm_config.scheduler_config.max_num_seqs, num_groups)
         self._sampling: Sampling
         if resolved_config(vllm_config).on_device_sampling is None:
+            # Imported where it is needed: vLLM's sampler brings a compiler with it, seconds of every start.
+            from vllm_neuron.plugin.host_sampling import HostSampling
+
             self._sampling = HostSampling(executor, vllm_config.model_config.logprobs_mode, model.vocab_size)
         else:
             self._sampling = DeviceSampling(executor, model.vocab_size, vllm_config.model_config.seed)
         self._step: Step | None = None
+        self._pipeline: Pipeline | None = None
+        if resolved_config(vllm_config).async_scheduling:
+            self._pipeline = Pipeline(self.states, (self.prefill_batch, self.decode_batch))
+
+    @property
+    def async_statistics(self) -> AsyncStatistics:
+        """All zero where scheduling is synchronous."""
+        return AsyncStatistics() if self._pipeline is None else self._pipeline.statistics
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Begin the step.
@@ -51,6 +62,8 @@ class NeuronModelRunner:
         """
         if self._step is not None:
             raise RuntimeError("The tokens of the step before have not been sampled.")
+        if self._pipeline is not None:
+            self._pipeline.settle_finished()
         restarted = self.states.update(output)
         for req_id in output.finished_req_ids:
             self._sampling.discard(req_id)
@@ -63,27 +76,27 @@ class NeuronModelRunner:
         self._step = step
         return None
 
-    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
-        """Sample one token for each row of the step; none for a step that computes only a part of a prompt."""
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Sample one token for each row of the step; none for a step that computes only a part of a prompt.
+
+        With async scheduling the step has only been submitted when this returns.
+        """
         if self._step is None:
             raise RuntimeError("There is no step to sample tokens of.")
         step, self._step = self._step, None
+        if self._pipeline is not None and isinstance(self._sampling, DeviceSampling):
+            submitted = self._sampling.submit(step, grammar, self._pipeline.latest)
+            output = AsyncOutput(self._sampling, step, submitted)
+            self._pipeline.add(step, submitted)
+            return output
         tokens = self._sampling.finish(step, grammar)
-        batch = step.batch
         for index, token_id in enumerate(tokens.token_ids):
-            batch.append_token(index, step.states[index], token_id)
-        return ModelRunnerOutput(
-            req_ids=list(batch.req_ids),
-            req_id_to_index=dict(batch.input_batch.req_id_to_index),
-            sampled_token_ids=[[token_id] for token_id in tokens.token_ids] or [[] for _ in batch.req_ids],
-            logprobs=tokens.logprobs,
-            prompt_logprobs_dict=tokens.prompt_logprobs,
-        )
+            step.batch.append_token(index, step.states[index], token_id)
+        return model_output(step, tokens)
 
     def warm_up_sampler(self) -> None:
-        """Make what samples on the host ready; graphs that sample are warm already."""
-        if isinstance(self._sampling, HostSampling):
-            self._sampling.warm_up(self.prefill_batch, self.decode_batch)
+        """Make what samples on the host ready."""
+        self._sampling.warm_up(self.prefill_batch, self.decode_batch)
 
     def _prepare(self, output: SchedulerOutput, restarted: Collection[str]) -> Step:
         """Bring the batch up to date and find out what each row computes."""
@@ -92,6 +105,8 @@ class NeuronModelRunner:
         if is_prefill:
             batch, other = other, batch
         counts = output.num_scheduled_tokens
+        if self._pipeline is not None:
+            self._pipeline.prepare_for(counts, is_prefill)
         other.discard(counts)
         batch.sync(counts, self.states, _new_blocks(output), restarted)
         states = [self.states[req_id] for req_id in batch.req_ids]
@@ -101,7 +116,9 @@ class NeuronModelRunner:
             is_last = not is_prefill or state.num_computed_tokens + count == state.num_tokens
             row = batch.row(index, count, wants_logits=is_last)
             rows.append(with_embeddings(row, state) if is_prefill else row)
-        return Step(output, batch, states, rows, is_prefill)
+        if self._pipeline is not None and not is_prefill:
+            rows = self._pipeline.feed(rows, batch.req_ids)
+        return Step(output, batch, states, rows, is_prefill, batch.input_batch.max_num_logprobs)
 
     def _is_prefill(self, output: SchedulerOutput, restarted: Collection[str]) -> bool:
         """Whether the step is one prefill, rather than decodes only."""
@@ -115,6 +132,35 @@ class NeuronModelRunner:
         if prefills and len(output.num_scheduled_tokens) > 1:
             _refuse(output, f"{prefills} prefills among {len(output.num_scheduled_tokens)} requests")
         return bool(prefills)
+
+
+class AsyncOutput(AsyncModelRunnerOutput):
+    """The tokens of a step that is under way; vLLM waits for them in a thread of its own.
+
+    Args:
+        sampling: gets at the tokens.
+        step: the step.
+        submitted: the same step, as it was handed to its graph.
+    """
+
+    def __init__(self, sampling: DeviceSampling, step: Step, submitted: SubmittedStep) -> None:
+        self._sampling, self._step, self._submitted = sampling, step, submitted
+
+    def get_output(self) -> ModelRunnerOutput:
+        """What vLLM gets without async scheduling. Raises what the step has raised."""
+        return model_output(self._step, self._sampling.collect(self._step, self._submitted))
+
+
+def model_output(step: Step, tokens: Tokens) -> ModelRunnerOutput:
+    """The tokens of a step as vLLM takes them."""
+    req_ids = [state.req_id for state in step.states]
+    return ModelRunnerOutput(
+        req_ids=req_ids,
+        req_id_to_index={req_id: index for index, req_id in enumerate(req_ids)},
+        sampled_token_ids=[[token_id] for token_id in tokens.token_ids] or [[] for _ in req_ids],
+        logprobs=tokens.logprobs,
+        prompt_logprobs_dict=tokens.prompt_logprobs,
+    )
 
 
 def _new_blocks(output: SchedulerOutput) -> dict[str, tuple[list[int], ...] | None]:

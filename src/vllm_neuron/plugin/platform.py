@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 WORKER = "vllm_neuron.plugin.worker.NeuronWorker"
 SCHEDULER = "vllm_neuron.plugin.scheduler.NeuronScheduler"
+ASYNC_SCHEDULER = "vllm_neuron.plugin.scheduler.NeuronAsyncScheduler"
 
 GIB = 1 << 30
 
@@ -53,8 +54,8 @@ class NeuronPlatform(Platform):
 
     max_model_len: ClassVar[int | None] = None
     vocab_size: ClassVar[int | None] = None
-    admission: ClassVar[Admission | None] = None
     embeddings_form: ClassVar[EmbeddingsForm | None] = None
+    admission: ClassVar[Admission | None] = None
     """All of the engine configured last in this process; requests are checked before they reach it."""
 
     @classmethod
@@ -89,7 +90,8 @@ class NeuronPlatform(Platform):
 
     @classmethod
     def validate_request(cls, prompt: Any, params: Any, processed_inputs: Any) -> None:
-        """Refuse what would never finish, ids that the embedding has no row for, unusable embeddings and sampling.
+        """Refuse what would never finish, token ids that the embedding has no row for, what cannot be sampled, and
+        unusable embeddings.
 
         Embeddings are put into `processed_inputs` as the engine takes them.
 
@@ -221,14 +223,15 @@ def _choose_classes(vllm_config: "VllmConfig") -> None:
     scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
     if parallel.worker_cls == "auto":
         parallel.worker_cls = WORKER
+    ours = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
     if scheduler.scheduler_cls is None:
-        scheduler.scheduler_cls = SCHEDULER
-    elif scheduler.scheduler_cls != SCHEDULER:
+        scheduler.scheduler_cls = ours
+    elif scheduler.scheduler_cls != ours:
         logger.warning(
             "scheduler_cls=%s is kept. It must never put prefill and decode into one step, nor two prefills; a step "
             "that does ends the engine. Leave scheduler_cls out to use %s.",
             scheduler.scheduler_cls,
-            SCHEDULER,
+            ours,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -29,7 +30,9 @@ def is_prefill(request: Request) -> bool:
     prompt is a decode, whichever way the request got there.
     """
     computed = request.num_computed_tokens
-    return computed < request.num_prompt_tokens or request.num_tokens - computed > 1
+    # Tokens that steps under way will sample count like those that are known.
+    tokens = request.num_tokens + request.num_output_placeholders
+    return computed < request.num_prompt_tokens or tokens - computed > 1
 
 
 class NeuronScheduler(Scheduler):
@@ -107,6 +110,10 @@ class NeuronScheduler(Scheduler):
             yield
         finally:
             self.max_num_running_reqs, self.max_num_scheduled_tokens = saved
+
+
+class NeuronAsyncScheduler(NeuronScheduler, AsyncScheduler):
+    """The same, one step ahead of the tokens."""
 
 
 def _merged(empty: SchedulerOutput, output: SchedulerOutput) -> SchedulerOutput:

@@ -22,6 +22,8 @@ class Step:
         states: of the requests, in the order of the rows.
         rows: what each request computes.
         is_prefill: whether it is a prefill.
+        num_logprobs: the most logprobs that a request of the batch asks for, besides that of its token; None: no
+            request asks for any.
     """
 
     output: SchedulerOutput
@@ -29,6 +31,7 @@ class Step:
     states: Sequence[CachedRequestState]
     rows: Sequence[Row]
     is_prefill: bool
+    num_logprobs: int | None
 
     @property
     def wants_tokens(self) -> bool:
@@ -53,6 +56,10 @@ class Tokens:
 
 class Sampling(Protocol):
     """Where tokens come from. A step is begun and then finished; the next one begins only after that."""
+
+    def warm_up(self, prefill: Batch, decode: Batch) -> None:
+        """Do once what the first request would wait for."""
+        ...
 
     def begin(self, step: Step) -> None:
         """Do what can be done before the grammar's masks are known."""

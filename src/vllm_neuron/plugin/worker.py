@@ -13,7 +13,7 @@ from vllm.tasks import SupportedTask
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_neuron import envs
@@ -149,7 +149,7 @@ class NeuronWorker(WorkerBase):
 
     @leaving_last_words
     @torch.inference_mode()
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Sample the next tokens of the step that `execute_model` has begun."""
         return self.runner.sample_tokens(grammar_output)
 
@@ -157,8 +157,11 @@ class NeuronWorker(WorkerBase):
         """There is nothing to do for a rank without requests: it has no peer to keep in step with."""
 
     def graph_statistics(self) -> dict[str, Any]:
-        """Which graphs were compiled, cached and run; see `GraphStatistics`."""
-        statistics = vars(self.executor.statistics)
+        """Which graphs were compiled, cached and run, and which steps did not wait for the one before.
+
+        See `GraphStatistics` and `AsyncStatistics`.
+        """
+        statistics = vars(self.executor.statistics) | vars(self.runner.async_statistics)
         return {name: dict(value) if isinstance(value, dict) else value for name, value in statistics.items()}
 
     def check_health(self) -> None:
@@ -210,6 +213,8 @@ class NeuronWorker(WorkerBase):
 
     def shutdown(self) -> None:
         """Let go of weights, cache and graphs."""
+        if self._executor is not None:
+            self._executor.close()
         self._runner = None
         self._executor = None
 
