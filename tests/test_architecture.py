@@ -43,7 +43,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 """What each package of ours may import of ours, besides itself. "" is vllm_neuron/__init__.py."""
 
 LAZY_ONLY = ("torch_xla", "jax", "jaxlib", "torch_neuronx", "neuronxcc", "nki")
-"""Packages that may be imported inside functions of routes/ only: one route works without the other's packages."""
+"""Packages that may be imported inside functions of routes/ only: one route works without the other's packages.
+
+Kernels in NKI are of `nki` as a whole, and so are imported only where one is about to run.
+"""
 
 ENVIRONMENT_READERS = {
     "vllm_neuron.envs": "the table of all variables",
@@ -101,6 +104,16 @@ def type_checking_only(path: Path) -> set[ast.AST]:
     return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
+def kernels_in_nki() -> set[str]:
+    """Modules of kernels/ itself that import nki."""
+    return {
+        module
+        for module, path in MODULES.items()
+        if path.parent == ROOTS["vllm_neuron.kernels"]
+        and any(name.split(".")[0] == "nki" for name, _ in imports(path, module))
+    }
+
+
 def violations(found: Iterator[str]) -> None:
     texts = sorted(set(found))
     assert not texts, "\n" + "\n".join(texts)
@@ -140,8 +153,23 @@ def test_packages_of_a_route_are_imported_inside_its_functions_only() -> None:
             allowed = inside_functions(path) if package_of(module) == "routes" else set()
             allowed |= type_checking_only(path)
             for name, node in imports(path, module):
-                if name.split(".")[0] in LAZY_ONLY and node not in allowed:
+                top = name.split(".")[0]
+                if top in LAZY_ONLY and node not in allowed and not (top == "nki" and module in kernels_in_nki()):
                     yield f"{module}:{node.lineno} imports {name}"
+
+    violations(found())
+
+
+def test_kernels_in_nki_know_nothing_of_the_simulator_and_are_imported_inside_functions_only() -> None:
+    kernels = kernels_in_nki()
+
+    def found() -> Iterator[str]:
+        for module, path in MODULES.items():
+            for name, node in imports(path, module):
+                if module in kernels and name.startswith("vllm_neuron.kernels.simulator"):
+                    yield f"{module}:{node.lineno} imports {name}"
+                if name in kernels and module not in kernels and node not in inside_functions(path):
+                    yield f"{module}:{node.lineno} imports {name} at once"
 
     violations(found())
 
@@ -298,7 +326,7 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
 
 
 def test_no_module_outside_the_plugin_loads_vllm_or_a_route_at_once() -> None:
-    modules = sorted(module for module in MODULES if package_of(module) != "plugin")
+    modules = sorted(module for module in {*MODULES} - kernels_in_nki() if package_of(module) != "plugin")
     code = f"import sys, {', '.join(modules)}; print(*(m for m in ('vllm', *{LAZY_ONLY}) if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""
