@@ -80,8 +80,8 @@ def output_projection_kernel(x, weight):
         for group in nl.affine_range((outputs + columns - 1) // columns):
             column = group * columns
             width = min(columns, outputs - column)
-            if number == 0 or not resident:
-                kept.append(load_columns(weight, lanes, True, column, width))
-            parts = kept[group] if resident else kept[-1]
+            parts = kept[group] if resident and number > 0 else load_columns(weight, lanes, True, column, width)
+            if number == 0:
+                kept.append(parts)
             store_product(out, multiply(turned, parts, tokens, BANK), token, tokens, column, width)
     return out

@@ -1,13 +1,15 @@
 """NKI kernel of `rope`.
 
-Roofline: HBM traffic, q and k once in each direction and the tables; 15 us for 2048 tokens of 4 + 1 heads of 128 in
+Roofline: HBM traffic, q and k once in each direction and the tables; 17 us for 2048 tokens of 4 + 1 heads of 128 in
 bfloat16 at 362 GB/s. The arithmetic takes more: two products and a sum for every element. They are shared out so that
-no engine has more than 2 (N + K) D cycles per 128 tokens:
+no engine has much more than 2 (N + K) D cycles per 128 tokens:
 
 - the Vector Engine multiplies by cosines and adds; an operand in PSUM saves it the second pass over the port of SBUF;
 - the GpSimd Engine multiplies by sines, reading the halves of the head crosswise, so that nothing is ever moved.
 
-Few tokens have a head per partition instead of a token, which is what keeps decode at the latency of its two transfers.
+The DMA takes longer than the roofline, since a row of the tables or of one KV head is 256 bytes, an eighth of what
+descriptors want. Few tokens have a head per partition instead of a token, which keeps decode at the latency of its two
+transfers.
 """
 
 from typing import Any
