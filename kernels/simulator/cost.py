@@ -161,7 +161,9 @@ def _tensor(instruction: Instruction) -> float:
 def _dma(instruction: Instruction, target: Target) -> Cost:
     sides = [*instruction.writes, *instruction.reads[: max(1, len(instruction.reads))]]
     moved = max(operand.bytes for operand in sides)
-    run = max(1, min(operand.run for operand in sides if operand.bytes == moved or operand.region.on_chip))
+    size = instruction.writes[0].elements * instruction.writes[0].shape[0]
+    # Indexes of a gather are operands too, but not what moves.
+    run = max(1, min(operand.run for operand in sides if operand.elements * operand.shape[0] == size))
     on_chip = [operand for operand in sides if operand.region.on_chip]
     if on_chip:
         rows = max(on_chip, key=lambda operand: operand.shape[0])

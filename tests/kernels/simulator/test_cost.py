@@ -10,7 +10,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from vllm_neuron.kernels.simulator.cost import ACCESS_LATENCY, LOAD_STATIONARY, cost
+from vllm_neuron.kernels.simulator.cost import ACCESS_LATENCY, DMA_DESCRIPTOR, LOAD_STATIONARY, cost
 from vllm_neuron.kernels.simulator.report import Report, estimate
 from vllm_neuron.kernels.simulator.targets import TRN2
 from vllm_neuron.kernels.simulator.timeline import timeline
@@ -136,6 +136,19 @@ def test_dma_rate_by_bytes_per_row(row, least, most):
     report = run(kernel, np.zeros((64 * P, row), np.uint8))
     peak = min(TRN2.dma_engine_gbps * TRN2.dma_engines, TRN2.hbm_gbps)
     assert least < report.hbm_gbps / peak < most
+
+
+def test_rows_of_a_gather_are_as_long_as_those_of_a_copy():
+    """Its indexes are an operand, but not what moves."""
+
+    def kernel(a, rows):
+        index, tile = nl.ndarray((P, 1), nl.int32), nl.ndarray((P, 4096), nl.uint8)
+        nisa.dma_copy(index, rows)
+        nisa.dma_copy(tile, a.ap([[4096, P], [1, 4096]], vector_offset=index))
+
+    trace = nki.simulate(kernel).run(np.zeros((P, 4096), np.uint8), np.arange(P, dtype=np.int32), trace=True).traces[0]
+    rate = TRN2.hbm_gbps / TRN2.dma_engines
+    assert cost(trace[-1], TRN2).ns == pytest.approx(8 * (4096 / rate + DMA_DESCRIPTOR))
 
 
 def test_engines_work_side_by_side_and_wait_for_what_they_read():
