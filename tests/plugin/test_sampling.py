@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -25,18 +25,25 @@ def mask_of(allowed: list[int]) -> np.ndarray:
     return words.astype(np.uint32).view(np.int32)
 
 
-@pytest.mark.parametrize("constrained", [{"b": [3]}, {"c": [39], "a": [0, 31, 32]}, {"a": [1], "b": [2], "c": [3]}])
+@pytest.mark.parametrize(
+    "constrained",
+    [{"b": [3]}, {"c": [39], "a": [0, 31, 32]}, {"a": [1], "b": [2], "c": [3]}, {"c": list(range(VOCAB)), "b": [0]}],
+)
 def test_masks_reach_the_rows_they_are_for(constrained: dict[str, list[int]]) -> None:
     names = ["a", "b", "c"]
-    batch: Any = SimpleNamespace(req_ids=names, input_batch=SimpleNamespace(req_ids=names))
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    rows = {name: index for index, name in enumerate(names)}
+    batch: Any = SimpleNamespace(input_batch=SimpleNamespace(req_id_to_index=rows))
+    # What lies behind the last row belongs to somebody else.
+    memory = torch.randn(4 * VOCAB, generator=torch.Generator().manual_seed(0))
+    logits, others = memory[: 3 * VOCAB].view(3, VOCAB), memory[3 * VOCAB :].clone()
     wanted = logits.clone()
     for name, allowed in constrained.items():
         forbidden = [token for token in range(VOCAB) if token not in allowed]
         wanted[names.index(name), forbidden] = -torch.inf
     grammar = GrammarOutput(list(constrained), np.concatenate([mask_of(a) for a in constrained.values()]))
-    apply_grammar(grammar, SchedulerOutput.make_empty(), batch, logits)
+    apply_grammar(grammar, batch, logits)
     torch.testing.assert_close(logits, wanted, rtol=0, atol=0)
+    assert torch.equal(memory[3 * VOCAB :], others)
 
 
 class Head:

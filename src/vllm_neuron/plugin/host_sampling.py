@@ -1,20 +1,18 @@
 """Sampling on the host: vLLM's own sampler, grammar masks and prompt logprobs."""
 
-import numpy as np
 import torch
 from vllm.config.model import LogprobsMode
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
-from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.batch import Batch
 from vllm_neuron.plugin.step import Step, Tokens
-from vllm_neuron.sampling import ALLOW_ALL
+from vllm_neuron.sampling import mask_logits
 
 PIECE_ROWS = 128
 """Prompt logprobs are computed for so many tokens at a time: a row of logits takes 4 bytes for every token there is."""
@@ -57,7 +55,7 @@ class HostSampling:
         if not step.wants_tokens:
             return Tokens([], None, self._of_prompts)
         if grammar is not None:
-            apply_grammar(grammar, step.output, step.batch, outputs.logits)
+            apply_grammar(grammar, step.batch, outputs.logits)
         sampled = self._sampler(outputs.logits, step.batch.sampling_metadata)
         logprobs = sampled.logprobs_tensors
         return Tokens(sampled.sampled_token_ids.flatten().tolist(), logprobs and logprobs.tolists(), self._of_prompts)
@@ -83,18 +81,17 @@ class HostSampling:
         batch.input_batch.refresh_metadata()
 
 
-def apply_grammar(grammar: GrammarOutput, output: SchedulerOutput, batch: Batch, logits: torch.Tensor) -> None:
+def apply_grammar(grammar: GrammarOutput, batch: Batch, logits: torch.Tensor) -> None:
     """Set the logits [R, V] of tokens that a grammar forbids to -inf, in place.
 
-    Requests without a grammar get a mask that allows all: vLLM applies masks for some rows only through pinned
-    memory, which a host without an accelerator does not have.
+    Not by vLLM's own function: for a row whose tokens are all allowed, xgrammar's kernel for the CPU writes one element
+    past its end if V is no multiple of 32.
     """
-    constrained = grammar.structured_output_request_ids
-    free = [req_id for req_id in batch.req_ids if req_id not in constrained]
-    masks = grammar.grammar_bitmask
-    allow = np.full((len(free), masks.shape[1]), ALLOW_ALL, masks.dtype)
-    everybody = GrammarOutput([*constrained, *free], np.concatenate([masks, allow]))
-    apply_grammar_bitmask(output, everybody, batch.input_batch, logits)
+    for req_id, mask in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=True):
+        index = batch.input_batch.req_id_to_index.get(req_id)
+        if index is not None:
+            row = logits[index : index + 1]
+            row.copy_(mask_logits(row, torch.from_numpy(mask.copy())[None]))
 
 
 class PromptLogprobs:
