@@ -3,12 +3,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from vllm_neuron.cli import demo_model as demo
 
 REPOSITORY = Path(__file__).parents[1]
 DEMO_FOLDER = REPOSITORY / ".demo-model"
 
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 GROUPS = {
     "test_server_chat.py": "shared server",

@@ -163,8 +163,15 @@ def test_on_device_sampling_says_what_it_does_not_do() -> None:
     assert said(all_greedy=True) == []
     (text,) = said(all_greedy=True, top_k=5)
     assert "top_k has no effect" in text
-    (_, text) = [n.text for n in resolved({"on_device_sampling_config": {}}, async_scheduling=True).notices]
-    assert "not supported yet" in text
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("on_device", [{}, {"all_greedy": True}, None])
+def test_async_scheduling_is_on_by_default_where_graphs_sample(on_device: dict[str, Any] | None, wanted: bool) -> None:
+    found = resolved({"on_device_sampling_config": on_device}, async_scheduling=wanted)
+    assert found.async_scheduling is (wanted and on_device is not None)
+    told = [notice.text for notice in found.notices if "Scheduling is synchronous" in notice.text]
+    assert len(told) == (wanted and on_device is None)
 
 
 def applied(serving: ServingSettings, result: ResolvedConfig) -> ServingSettings:

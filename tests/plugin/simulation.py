@@ -39,7 +39,7 @@ def make_config(**args: Any) -> VllmConfig:
     """A VllmConfig of the tiny Llama, as vLLM's front end makes it."""
     defaults = {"model": str(checkpoint("llama")), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
     return EngineArgs(
-        **{**defaults, "max_num_batched_tokens": 16, "block_size": BLOCK_SIZE, **args}
+        **{**defaults, "max_num_batched_tokens": 16, "block_size": BLOCK_SIZE, "async_scheduling": False, **args}
     ).create_engine_config()
 
 

@@ -198,6 +198,11 @@ def _environment(variables: Mapping[str, Any], unreadable: Collection[str]) -> I
             yield _later(variable.capability, variable.name, 1 if value is True else value, f"Unset {variable.name}.")
 
 
+def schedules_asynchronously(settings: ServingSettings, parsed: Parsed) -> bool:
+    """Whether a step is prepared while the one before it runs: if vLLM wants it, and the graphs sample."""
+    return settings.async_scheduling and parsed.neuron.on_device_sampling_config is not None
+
+
 def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping[str, Any]) -> Iterator[Notice]:
     """What is accepted but has another effect than its name suggests."""
     if settings.enforce_eager:

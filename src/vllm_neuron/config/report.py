@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_neuron import envs
 from vllm_neuron.config.buckets import CONTEXTS, SEQS, TOKENS, BucketPlan
+from vllm_neuron.config.capabilities import schedules_asynchronously
 from vllm_neuron.config.parsing import ENCODER, LANGUAGE_MODEL_ONLY, NEURON, ROOT, Parsed
 from vllm_neuron.config.resolved import EffectiveOption, ResolvedConfig
 from vllm_neuron.config.settings import ServingSettings
@@ -40,7 +41,7 @@ def _options(settings: ServingSettings, parsed: Parsed, plan: BucketPlan, headro
         ("max_num_batched_tokens", settings.max_num_batched_tokens, plan.max_num_batched_tokens),
         ("max_num_seqs", settings.max_num_seqs, plan.max_num_seqs),
         ("block_size", settings.block_size, plan.block_size),
-        ("async_scheduling", settings.async_scheduling, False),
+        ("async_scheduling", settings.async_scheduling, schedules_asynchronously(settings, parsed)),
         ("gpu_memory_utilization", settings.gpu_memory_utilization, utilization),
     ):
         yield EffectiveOption(name, value, "vLLM" if asked == value else "derived")

@@ -70,7 +70,7 @@ def resolve(
         compile_timeout=variables["NEURON_LIBTORCH_COMPILATION_TIMEOUT"],
         tensor_parallel_size=settings.tensor_parallel_size,
         on_device_sampling=parsed.neuron.on_device_sampling_config,
-        async_scheduling=settings.async_scheduling and parsed.neuron.on_device_sampling_config is not None,
+        async_scheduling=capabilities.schedules_asynchronously(settings, parsed),
         gpu_memory_utilization=settings.gpu_memory_utilization if headroom is None else 1.0,
         kv_cap_fraction=variables["VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION"],
         kv_headroom_gib=headroom,

@@ -40,9 +40,11 @@ class DeviceSampling:
         executor: runs the graphs.
         vocab_size: V.
         seed: the server's.
+        asynchronous: a step may have a row of a request that ends with the step before. Nobody reads its token.
     """
 
-    def __init__(self, executor: GraphExecutor, vocab_size: int, seed: int) -> None:
+    def __init__(self, executor: GraphExecutor, vocab_size: int, seed: int, asynchronous: bool = False) -> None:
+        self._asynchronous = asynchronous
         self._executor = executor
         self._vocab_size = vocab_size
         self._seed = seed
@@ -88,7 +90,8 @@ class DeviceSampling:
         if request is None:
             request = self._requests[state.req_id] = self._start(state.req_id, params)
         constraints = params.structured_outputs
-        if mask is None and row.wants_logits and constraints is not None and not constraints.all_constraints_none():
+        constrained = row.wants_logits and constraints is not None and not constraints.all_constraints_none()
+        if mask is None and constrained and not self._asynchronous:
             raise RuntimeError(f"vLLM's grammars have made no mask for request {state.req_id}, which must obey one.")
         if request.allowed is not None:
             mask = request.allowed if mask is None else mask & request.allowed

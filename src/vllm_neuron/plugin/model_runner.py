@@ -33,17 +33,20 @@ class NeuronModelRunner:
         self.states = RequestStates()
         self.prefill_batch = Batch(vllm_config, 1, num_groups)
         self.decode_batch = Batch(vllm_config, vllm_config.scheduler_config.max_num_seqs, num_groups)
+        resolved = resolved_config(vllm_config)
         self._sampling: Sampling
-        if resolved_config(vllm_config).on_device_sampling is None:
+        if resolved.on_device_sampling is None:
             # Imported where it is needed: vLLM's sampler brings a compiler with it, seconds of every start.
             from vllm_neuron.plugin.host_sampling import HostSampling
 
             self._sampling = HostSampling(executor, vllm_config.model_config.logprobs_mode, model.vocab_size)
         else:
-            self._sampling = DeviceSampling(executor, model.vocab_size, vllm_config.model_config.seed)
+            self._sampling = DeviceSampling(
+                executor, model.vocab_size, vllm_config.model_config.seed, resolved.async_scheduling
+            )
         self._step: Step | None = None
         self._pipeline: Pipeline | None = None
-        if resolved_config(vllm_config).async_scheduling:
+        if resolved.async_scheduling:
             self._pipeline = Pipeline(self.states, (self.prefill_batch, self.decode_batch))
 
     @property
