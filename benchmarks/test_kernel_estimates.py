@@ -19,6 +19,7 @@ assert simulator.install(), "the real nki package is installed: estimates are of
 import nki  # noqa: E402
 
 from vllm_neuron.kernels.paged_decode_attention import paged_decode_attention_kernel  # noqa: E402
+from vllm_neuron.kernels.paged_prefill_attention import paged_prefill_attention_kernel  # noqa: E402
 from vllm_neuron.kernels.simulator.report import Report, estimate  # noqa: E402
 from vllm_neuron.kernels.simulator.targets import TRN2  # noqa: E402
 
@@ -53,3 +54,12 @@ def test_decode_attention(benchmark: Any, requests: int, context: int) -> None:
     report = estimated(benchmark, paged_decode_attention_kernel, *arguments(requests, 1, context))
     roofline_us = 2 * requests * context * KV_HEADS * DIM * 2 / TRN2.hbm_gbps / 1e3
     assert share_of(report, roofline_us, benchmark) > 0.7
+
+
+@pytest.mark.parametrize("context", [2048, 8192])
+def test_prefill_attention(benchmark: Any, context: int) -> None:
+    """A segment of 512 tokens, of which all of the context counts: the kernel cannot skip what it masks."""
+    report = estimated(benchmark, paged_prefill_attention_kernel, *arguments(1, 512, context))
+    peak_tflops = 2 * 128 * 128 * TRN2.clock_ghz["tensor"] / 1e3
+    roofline_us = 4 * 512 * context * KV_HEADS * GROUP * DIM / peak_tflops / 1e6
+    assert share_of(report, roofline_us, benchmark) > 0.55

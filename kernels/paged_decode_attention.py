@@ -28,7 +28,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from vllm_neuron.kernels.paged_rows import EXACT, P, Ring, gather_rows, row_indexes
+from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, row_indexes
 
 BANK = 2048
 """Bytes per partition of a bank of PSUM."""
@@ -109,64 +109,17 @@ def paged_decode_attention(
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    check(q, k_cache, v_cache, block_table, positions, scale, window, lnc)
-    return paged_decode_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window)
-
-
-def check(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, positions: Any, scale: float, window: int | None, lnc: int
-) -> None:
-    """Whether the kernel takes these arguments.
-
-    Raises:
-        ValueError: it does not; with the argument and the rule.
-    """
-    names = {str(a.dtype).removeprefix("torch.") for a in (q, k_cache, v_cache)}
-    if names not in ({"float32"}, {"bfloat16"}):
-        raise ValueError(f"q, k_cache and v_cache are {', '.join(sorted(names))}: all must be float32 or all bfloat16")
-    for name, array, axes in (
-        ("q", q, "T, N, D"),
-        ("k_cache", k_cache, "NB, BS, K, D"),
-        ("block_table", block_table, "B, S / BS"),
-    ):
-        if len(array.shape) != len(axes.split(",")) or 0 in array.shape:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}: it must be [{axes}]")
-    for name, array in (("block_table", block_table), ("positions", positions)):
-        if str(array.dtype).removeprefix("torch.") != "int32":
-            raise ValueError(f"{name} is {array.dtype}: it must be int32")
-    if tuple(k_cache.shape) != tuple(v_cache.shape):
-        raise ValueError(
-            f"v_cache has shape {tuple(v_cache.shape)}: it must be that of k_cache, {tuple(k_cache.shape)}"
-        )
-    tokens, heads, dim = q.shape
-    blocks, block_size, kv_heads, cache_dim = k_cache.shape
-    requests, columns = block_table.shape
-    if dim != cache_dim or not 2 <= dim <= P or dim % 2:
-        raise ValueError(f"q has head size {dim}, k_cache {cache_dim}: both must be the same even number up to {P}")
-    if heads % kv_heads:
-        raise ValueError(f"q has {heads} heads: it must be a multiple of the {kv_heads} of k_cache")
-    if tokens % requests:
-        raise ValueError(f"q has {tokens} rows: it must be a multiple of the {requests} requests of block_table")
-    if tuple(positions.shape) != (tokens,):
-        raise ValueError(f"positions has shape {tuple(positions.shape)}: it must be ({tokens},), one per row of q")
-    if block_size & (block_size - 1) or block_size > 4 * P:
-        raise ValueError(f"k_cache has blocks of {block_size}: the block size must be a power of two up to {4 * P}")
-    if columns * block_size % P:
-        raise ValueError(f"block_table covers {columns * block_size} positions: it must be a multiple of {P}")
-    if blocks * block_size > EXACT:
-        raise ValueError(f"k_cache has {blocks * block_size} slots: indexes are exact up to {EXACT}")
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}: it must be 1 or more, or None")
-    if scale <= 0:
-        raise ValueError(f"scale is {scale}: it must be more than 0")
-    if lnc not in (1, 2):
-        raise ValueError(f"lnc is {lnc}: it must be 1 or 2")
-    part = shape_of(q, k_cache, block_table, names == {"float32"}, lnc, 0)
+    check_arguments(q, k_cache, v_cache, block_table, positions, scale, window, lnc)
+    block_size, dim, single = k_cache.shape[1], q.shape[2], str(q.dtype).endswith("float32")
+    if block_size > 4 * P:
+        raise ValueError(f"k_cache has blocks of {block_size}: at most {4 * P}")
+    part = shape_of(q, k_cache, block_table, single, lnc, 0)
     if part.queries > P:
         raise ValueError(f"q has {part.queries} rows times heads per request and core: at most {P}")
     row = part.run * part.kv_heads * dim * part.size
     if row > BUFFER_BYTES:
         raise ValueError(f"k_cache has {row} bytes in {part.run} slots of one core: at most {BUFFER_BYTES}")
+    return paged_decode_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window)
 
 
 def shape_of(q: Any, k_cache: Any, block_table: Any, single: bool, cores: int, core: int) -> Shape:
@@ -216,7 +169,7 @@ def paged_decode_attention_kernel(q, k_cache, v_cache, block_table, positions, s
     unit = _identity(s.queries)
     spread = nl.ndarray((s.queries, P), nl.float32)
     nisa.memset(dst=spread, value=1.0)
-    keys, values = Ring(k_cache, s), Ring(v_cache, s)
+    keys, values = Ring(k_cache, s, s.buffers), Ring(v_cache, s, s.buffers)
 
     # The values of a tile are loaded and multiplied after the keys of the next one: what one tile's softmax waits for
     # on the Tensor Engine, the other's products fill.

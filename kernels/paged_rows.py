@@ -4,8 +4,10 @@
 A row is `run` consecutive tokens of a block with their heads, and a tile 128 rows, one a partition: token
 (128 * tile + partition) * run + i of a context is the i-th of that partition. The shape `s` that these functions take
 has the sizes of a core's part: requests from first_request on with `rows` query rows each, kv_heads of all_kv_heads
-from first_head on, dim, tiles of a context, run, per_block rows of a block, and buffers.
+from first_head on, dim, tiles of a context, run, and per_block rows of a block.
 """
+
+from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
@@ -16,26 +18,76 @@ EXACT = 2**24
 """Integers up to here are exact in float32, in which the engines compute indexes."""
 
 
+def check_arguments(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, positions: Any, scale: float, window: int | None, lnc: int
+) -> None:
+    """Whether the kernel takes these arguments.
+
+    Raises:
+        ValueError: it does not; with the argument and the rule.
+    """
+    names = {str(a.dtype).removeprefix("torch.") for a in (q, k_cache, v_cache)}
+    if names not in ({"float32"}, {"bfloat16"}):
+        raise ValueError(f"q, k_cache and v_cache are {', '.join(sorted(names))}: all must be float32 or all bfloat16")
+    for name, array, axes in (
+        ("q", q, "T, N, D"),
+        ("k_cache", k_cache, "NB, BS, K, D"),
+        ("block_table", block_table, "B, S / BS"),
+    ):
+        if len(array.shape) != len(axes.split(",")) or 0 in array.shape:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}: it must be [{axes}]")
+    for name, array in (("block_table", block_table), ("positions", positions)):
+        if str(array.dtype).removeprefix("torch.") != "int32":
+            raise ValueError(f"{name} is {array.dtype}: it must be int32")
+    if tuple(k_cache.shape) != tuple(v_cache.shape):
+        raise ValueError(
+            f"v_cache has shape {tuple(v_cache.shape)}: it must be that of k_cache, {tuple(k_cache.shape)}"
+        )
+    tokens, heads, dim = q.shape
+    blocks, block_size, kv_heads, cache_dim = k_cache.shape
+    requests, columns = block_table.shape
+    if dim != cache_dim or not 2 <= dim <= P or dim % 2:
+        raise ValueError(f"q has head size {dim}, k_cache {cache_dim}: both must be the same even number up to {P}")
+    if heads % kv_heads:
+        raise ValueError(f"q has {heads} heads: it must be a multiple of the {kv_heads} of k_cache")
+    if tokens % requests:
+        raise ValueError(f"q has {tokens} rows: it must be a multiple of the {requests} requests of block_table")
+    if tuple(positions.shape) != (tokens,):
+        raise ValueError(f"positions has shape {tuple(positions.shape)}: it must be ({tokens},), one per row of q")
+    if block_size & (block_size - 1):
+        raise ValueError(f"k_cache has blocks of {block_size}: the block size must be a power of two")
+    if columns * block_size % P:
+        raise ValueError(f"block_table covers {columns * block_size} positions: it must be a multiple of {P}")
+    if blocks * block_size > EXACT:
+        raise ValueError(f"k_cache has {blocks * block_size} slots: indexes are exact up to {EXACT}")
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}: it must be 1 or more, or None")
+    if scale <= 0:
+        raise ValueError(f"scale is {scale}: it must be more than 0")
+    if lnc not in (1, 2):
+        raise ValueError(f"lnc is {lnc}: it must be 1 or 2")
+
+
 class Ring(nl.NKIObject):
     """Buffers for gathered rows of one cache, used in turn.
 
     A skipped row leaves what an earlier one left, which no result depends on, but it must be initialised.
     """
 
-    def __init__(self, cache, s):
+    def __init__(self, cache, s, count):
         self.rows = cache.reshape((cache.shape[0] * s.per_block, s.run * s.all_kv_heads * s.dim))
-        self.buffers = []
+        self.buffers, self.count = [], count
         self.used = 0
 
 
 def gather_rows(ring, index, s, request, tile):
     """[128, run, heads, dim]: the rows of one tile."""
-    if len(ring.buffers) < s.buffers:
+    if len(ring.buffers) < ring.count:
         fresh = nl.ndarray((P, s.run, s.kv_heads, s.dim), ring.rows.dtype)
         flat = fresh.reshape((P, s.run * s.kv_heads * s.dim)).view(nl.float32)
         nisa.memset(dst=flat, value=0.0, engine=nisa.gpsimd_engine)
         ring.buffers.append(fresh)
-    buffer = ring.buffers[ring.used % s.buffers]
+    buffer = ring.buffers[ring.used % ring.count]
     ring.used = ring.used + 1
     column = request * s.tiles + tile
     width = s.all_kv_heads * s.dim

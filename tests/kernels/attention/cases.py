@@ -82,3 +82,23 @@ def decode_cases(draw: st.DrawFn) -> Case:
         lnc=draw(st.sampled_from([1, 2])),
         seed=draw(st.integers(0, 999)),
     )
+
+
+@st.composite
+def prefill_cases(draw: st.DrawFn) -> Case:
+    """What the prefill kernel takes, small: also segments after earlier KV, as positions start anywhere."""
+    block_size = draw(st.sampled_from([1, 8, 32, 128]))
+    context = 128 * draw(st.integers(1, 10))
+    return Case(
+        requests=draw(st.integers(1, 2)),
+        rows=draw(st.integers(1, min(context, 300))),
+        kv_heads=draw(st.sampled_from([1, 2, 3])),
+        group=draw(st.integers(1, 3)),
+        dim=draw(st.sampled_from([2, 16, 64, 80, 128])),
+        block_size=block_size,
+        context=context,
+        window=draw(st.none() | st.integers(1, 300)),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        lnc=draw(st.sampled_from([1, 2])),
+        seed=draw(st.integers(0, 999)),
+    )
