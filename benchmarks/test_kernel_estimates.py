@@ -18,6 +18,7 @@ assert simulator.install(), "the real nki package is installed: estimates are of
 
 import nki  # noqa: E402
 
+from vllm_neuron.kernels.decode_mask import decode_mask_kernel  # noqa: E402
 from vllm_neuron.kernels.paged_decode_attention import paged_decode_attention_kernel  # noqa: E402
 from vllm_neuron.kernels.paged_prefill_attention import paged_prefill_attention_kernel  # noqa: E402
 from vllm_neuron.kernels.simulator.report import Report, estimate  # noqa: E402
@@ -63,3 +64,12 @@ def test_prefill_attention(benchmark: Any, context: int) -> None:
     peak_tflops = 2 * 128 * 128 * TRN2.clock_ghz["tensor"] / 1e3
     roofline_us = 4 * 512 * context * KV_HEADS * GROUP * DIM / peak_tflops / 1e6
     assert share_of(report, roofline_us, benchmark) > 0.55
+
+
+@pytest.mark.parametrize("context", [2048, 8192])
+@pytest.mark.parametrize("requests", [1, 16])
+def test_decode_mask(benchmark: Any, requests: int, context: int) -> None:
+    """A chain of few small instructions, whose latencies are all that counts: far from the bandwidth of its output."""
+    report = estimated(benchmark, decode_mask_kernel, np.zeros(requests, np.int32), context)
+    share_of(report, requests * context / TRN2.hbm_gbps / 1e3, benchmark)
+    assert report.makespan_us < 15
