@@ -28,6 +28,7 @@ GROUPS = {
 """Files whose tests run in one process, when pytest-xdist runs several: they share what is slow to start."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.name, str(item.path))))

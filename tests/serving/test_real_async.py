@@ -20,6 +20,7 @@ ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 128,
     "num_gpu_blocks_override": 17,  # two requests of full length: four together are preempted now and then
     "additional_config": SAMPLING,
+    "disable_log_stats": False,  # preemptions are counted
 }
 
 
