@@ -12,8 +12,9 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-P = 128
-"""Partitions."""
+from vllm_neuron.kernels.tiling import PARTITIONS, dtype_of
+
+P = PARTITIONS
 EXACT = 2**24
 """Integers up to here are exact in float32, in which the engines compute indexes."""
 
@@ -26,7 +27,7 @@ def check_arguments(
     Raises:
         ValueError: it does not; with the argument and the rule.
     """
-    names = {str(a.dtype).removeprefix("torch.") for a in (q, k_cache, v_cache)}
+    names = {dtype_of(a) for a in (q, k_cache, v_cache)}
     if names not in ({"float32"}, {"bfloat16"}):
         raise ValueError(f"q, k_cache and v_cache are {', '.join(sorted(names))}: all must be float32 or all bfloat16")
     for name, array, axes in (
@@ -37,7 +38,7 @@ def check_arguments(
         if len(array.shape) != len(axes.split(",")) or 0 in array.shape:
             raise ValueError(f"{name} has shape {tuple(array.shape)}: it must be [{axes}]")
     for name, array in (("block_table", block_table), ("positions", positions)):
-        if str(array.dtype).removeprefix("torch.") != "int32":
+        if dtype_of(array) != "int32":
             raise ValueError(f"{name} is {array.dtype}: it must be int32")
     if tuple(k_cache.shape) != tuple(v_cache.shape):
         raise ValueError(

@@ -121,7 +121,7 @@ class NeuronModelRunner:
             rows.append(with_embeddings(row, state) if is_prefill else row)
         if self._pipeline is not None and not is_prefill:
             rows = self._pipeline.feed(rows, batch.req_ids)
-        return Step(output, batch, states, rows, is_prefill, batch.input_batch.max_num_logprobs)
+        return Step(batch, states, rows, is_prefill, batch.input_batch.max_num_logprobs)
 
     def _is_prefill(self, output: SchedulerOutput, restarted: Collection[str]) -> bool:
         """Whether the step is one prefill, rather than decodes only."""

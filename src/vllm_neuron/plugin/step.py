@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -17,7 +17,6 @@ class Step:
     """A step as the scheduler wants it: one prefill, or one token of each of several requests.
 
     Attributes:
-        output: the scheduler's.
         batch: holds the step's requests, in the order of the rows.
         states: of the requests, in the order of the rows.
         rows: what each request computes.
@@ -26,7 +25,6 @@ class Step:
             request asks for any.
     """
 
-    output: SchedulerOutput
     batch: Batch
     states: Sequence[CachedRequestState]
     rows: Sequence[Row]

@@ -1,18 +1,5 @@
-"""The kernels run in the simulator here, in its strict mode."""
+"""The kernels run in the simulator here."""
 
-from collections.abc import Iterator
+from tests.kernels.simulated import simulated
 
-import pytest
-
-from vllm_neuron.kernels import simulator
-
-assert simulator.install(), "the real nki package is installed: these tests are of kernels in the simulator"
-
-
-@pytest.fixture(autouse=True, scope="package")
-def simulated() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NKI_SIMULATOR", "1")
-        patch.delenv("NKI_PRECISE_FP", raising=False)
-        patch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
-        yield
+__all__ = ["simulated"]
