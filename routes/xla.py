@@ -21,7 +21,7 @@ from vllm_neuron.routes import blob, neuronx_cc
 from vllm_neuron.routes.capture import Captured, Leaf, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
-from vllm_neuron.routes.xla_cpu import BITS
+from vllm_neuron.routes.xla_cpu import BITS, weight_dtype
 from vllm_neuron.routes.xla_lower import StableHLO, lower
 from vllm_neuron.routes.xla_pjrt import Array, Client, Program
 
@@ -206,10 +206,17 @@ class XlaRoute:
         return XlaExecutable(name, signature, platform, client, client.load(program))
 
     def place_weights(self, weights: PyTree) -> Mapping[str, Array]:
-        """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned."""
+        """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned.
+
+        Matrices in half precision become float32 on processors that do not multiply halves.
+        """
         client = self._require_client()
         leaves, _ = pytree.tree_flatten_with_path(weights)
-        return {f"weights{pytree.keystr(path)}": client.put(tensor) for path, tensor in leaves}
+        return {f"weights{pytree.keystr(path)}": client.put(self._held(tensor)) for path, tensor in leaves}
+
+    def _held(self, weight: torch.Tensor) -> torch.Tensor:
+        on_cpu = self.target.platform == "cpu"
+        return weight.to(weight_dtype(weight.shape, weight.dtype)) if on_cpu else weight
 
     def allocate_kv_cache(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Array, ...]:
         """Keys and values of each layer in turn, zeroed, on the CPU as integers; their memory is the client's own."""

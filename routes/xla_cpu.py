@@ -3,10 +3,12 @@
 - KV caches are integers of the same width, and become numbers only after the gather: a half-precision cache is widened
   around its scatter, and so all of it is copied at every step. Neuron writes rows where they are, in any dtype.
 - Products of halves are summed in float32 in so many words. Neuron sums in float32 anyway.
+- Where the processor has no instruction for halves, XLA would widen each weight at every step. Matrices are widened once
+  there, when they are placed.
 - A single row has forms of its own. On Neuron one row is a product like any other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,20 +50,40 @@ _MOVES: dict[Any, tuple[int, ...]] = {
 """Operators that only move elements, so that they mean the same on bit patterns, to the arguments that they move."""
 
 
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether this processor has an instruction for products of a dtype."""
+    if dtype is torch.bfloat16:
+        return torch.cpu._is_avx512_bf16_supported()
+    return dtype is not torch.float16 or torch.cpu._is_amx_fp16_supported()
+
+
+def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
+    """Dtype that holds a weight of this shape and dtype on this processor."""
+    return torch.float32 if len(shape) == 2 and dtype in _HALF and not multiplies(dtype) else dtype
+
+
 @dataclass(frozen=True)
-class _Transposed:
-    """The transpose of a matrix, not made yet: a product takes the matrix as it is."""
+class _Widened:
+    """A matrix of numbers of `dtype`, held in float32."""
 
     matrix: torch.Tensor
+    dtype: torch.dtype
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
+
+@dataclass(frozen=True)
+class _Transposed:
+    """The transpose of a matrix of numbers of `dtype`, not made yet: a product takes the matrix as it is held."""
+
+    matrix: torch.Tensor
+    dtype: torch.dtype
 
 
 def _mm(x: torch.Tensor, y: torch.Tensor | _Transposed) -> torch.Tensor:
     # XLA has a loop of its own for a single row, and widens the weight if it is asked for anything else.
-    if x.shape[0] == 1:
+    if x.shape[0] == 1 and not _is_widened(y):
         return torch.mm(_numbers(x), _numbers(y))
     if isinstance(y, _Transposed):
         return _product(_numbers(x), y.matrix, (([1], [1]), ([], [])))
@@ -81,7 +103,10 @@ _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
     _aten.bmm.default: _bmm,
     _aten.addmm.default: _addmm,
 }
-_HALF = (torch.bfloat16, torch.float16)
+
+
+def _is_widened(y: torch.Tensor | _Transposed) -> bool:
+    return isinstance(y, _Transposed) and y.matrix.dtype is not y.dtype
 
 
 def _product(x: torch.Tensor, y: torch.Tensor, dimensions: Any) -> torch.Tensor:
@@ -90,7 +115,7 @@ def _product(x: torch.Tensor, y: torch.Tensor, dimensions: Any) -> torch.Tensor:
     The sum is what torch does too. Said in so many words, XLA's CPU compiler multiplies the halves as they are; from
     torch_xla's own product of halves it makes one of float32, and widens the whole weight at every step.
     """
-    return dot(x, y, dimensions).to(x.dtype)
+    return dot(x.to(y.dtype), y, dimensions).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -110,15 +135,26 @@ class CpuInterpreter(XlaInterpreter):
         arguments = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
         self._kv_dtypes = {arguments[index].name: captured.signature.arguments[index].dtype for index in kv}
         self._num_kv = len(kv)
+        weights = zip(arguments, captured.signature.weights, strict=False)
+        self._widened = {
+            node.name: leaf.dtype for node, leaf in weights if weight_dtype(leaf.shape, leaf.dtype) is not leaf.dtype
+        }
 
     @staticmethod
     def kv_dtype(dtype: torch.dtype) -> torch.dtype:
         """The integer of the same width."""
         return BITS[dtype.itemsize]
 
+    @staticmethod
+    def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
+        """float32 for matrices of halves that the processor does not multiply."""
+        return weight_dtype(shape, dtype)
+
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """An argument."""
         value = super().placeholder(target, args, kwargs)
+        if str(target) in self._widened:
+            return _Widened(value, self._widened[str(target)])
         dtype = self._kv_dtypes.get(str(target))
         return value if dtype is None else _Bits(value, dtype)
 
@@ -127,10 +163,10 @@ class CpuInterpreter(XlaInterpreter):
         x = _numbers(x)
         if not isinstance(y, _Transposed):
             return super().wide_product(x, _numbers(y))
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and not _is_widened(y):
             # As a product of one row XLA would widen the whole matrix first; as a sum it reads it once.
             return (x.float() * y.matrix.float()).sum(dim=1).unsqueeze(0)
-        return dot(x, y.matrix, (([1], [1]), ([], [])))
+        return dot(x.to(y.matrix.dtype), y.matrix, (([1], [1]), ([], [])))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The value of an operator."""
@@ -141,8 +177,12 @@ class CpuInterpreter(XlaInterpreter):
             if target is _aten.index_copy.default:
                 args = _write_twice(*args)
             return _Bits(super().call_function(target, tuple(args), kwargs), dtype)
+        if target is _aten.embedding.default and isinstance(args[0], _Widened):
+            return super().call_function(target, (args[0].matrix, *args[1:]), kwargs).to(args[0].dtype)
+        if target is _aten.t.default and isinstance(args[0], _Widened):
+            return _Transposed(args[0].matrix, args[0].dtype)
         if target is _aten.t.default and isinstance(args[0], torch.Tensor) and args[0].dtype in _HALF:
-            return _Transposed(args[0])
+            return _Transposed(args[0], args[0].dtype)
         if target in _PRODUCTS and args[-1].dtype in _HALF:
             return _PRODUCTS[target](*(arg if isinstance(arg, _Transposed) else _numbers(arg) for arg in args))
         args, kwargs = pytree.tree_map(_numbers, (args, kwargs))
@@ -173,7 +213,9 @@ def _write_twice(
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, _Transposed):
-        return value.matrix.t()
+        return value.matrix.to(value.dtype).t()
+    if isinstance(value, _Widened):
+        return value.matrix.to(value.dtype)
     return bitcast(value.integers, value.dtype) if isinstance(value, _Bits) else value
 
 

@@ -1,5 +1,6 @@
 """Runs a captured graph on torch_xla's lazy tensors, which turns it into HLO."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ class XlaInterpreter(Interpreter):
     @staticmethod
     def kv_dtype(dtype: torch.dtype) -> torch.dtype:
         """Dtype of the lowered graph's KV cache, where the captured graph's is ``dtype``."""
+        return dtype
+
+    @staticmethod
+    def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
+        """Dtype of a weight in the lowered graph, where in the captured one it is ``dtype``."""
         return dtype
 
     def run_node(self, n: Any) -> Any:

@@ -62,13 +62,11 @@ def _hlo(name: str, captured: Captured, interpreter: type[XlaInterpreter]) -> tu
 
     lowering = torch_xla._XLAC.lowering
     check_operators(name, captured.module)
-    kv = captured.signature.kv_range
-    arguments = [
-        xla_builder.create_placeholder_tensor(
-            leaf.shape, interpreter.kv_dtype(leaf.dtype) if index in kv else leaf.dtype
-        )
-        for index, leaf in enumerate(captured.signature.arguments)
-    ]
+    signature = captured.signature
+    forms = [(leaf.shape, interpreter.weight_dtype(leaf.shape, leaf.dtype)) for leaf in signature.weights]
+    forms += [(leaf.shape, interpreter.kv_dtype(leaf.dtype)) for leaf in signature.kv_cache]
+    forms += [(leaf.shape, leaf.dtype) for leaf in signature.inputs]
+    arguments = [xla_builder.create_placeholder_tensor(shape, dtype) for shape, dtype in forms]
     # Otherwise torch_xla makes most Python numbers parameters of the graph, to compile less often when they change.
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)
     results = interpreter(captured).run(*arguments)
