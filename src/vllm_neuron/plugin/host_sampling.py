@@ -1,11 +1,13 @@
 """Sampling on the host: vLLM's own sampler, grammar masks and prompt logprobs."""
 
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
 import torch
 from vllm.config.model import LogprobsMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from vllm_neuron.engine.executor import GraphExecutor
@@ -13,6 +15,9 @@ from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.batch import Batch
 from vllm_neuron.plugin.step import Step, Tokens
 from vllm_neuron.sampling import mask_logits
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.sampler import Sampler
 
 PIECE_ROWS = 128
 """Prompt logprobs are computed for so many tokens at a time: a row of logits takes 4 bytes for every token there is."""
@@ -29,7 +34,7 @@ class HostSampling:
 
     def __init__(self, executor: GraphExecutor, logprobs_mode: LogprobsMode, vocab_size: int) -> None:
         self._executor = executor
-        self._sampler = Sampler(logprobs_mode)
+        self._sampler = _vllm_sampler(logprobs_mode)
         self._vocab_size = vocab_size
         self._prompt_logprobs = PromptLogprobs(executor, self._sampler, vocab_size)
         self._outputs: StepOutputs | None = None
@@ -94,6 +99,17 @@ def apply_grammar(grammar: GrammarOutput, batch: Batch, logits: torch.Tensor) ->
             row.copy_(mask_logits(row, torch.from_numpy(mask.copy())[None]))
 
 
+def _vllm_sampler(logprobs_mode: LogprobsMode) -> "Sampler":
+    """vLLM's sampler, imported without Inductor: three seconds, for a function that only another platform calls."""
+
+    def uncompiled(*functions: Any, **_: Any) -> Any:
+        return functions[0] if functions else uncompiled
+
+    with patch.object(torch, "compile", uncompiled):
+        from vllm.v1.sample.sampler import Sampler
+    return Sampler(logprobs_mode)
+
+
 class PromptLogprobs:
     """Collects the logprobs of prompts, which may be computed over several steps.
 
@@ -103,7 +119,7 @@ class PromptLogprobs:
         vocab_size: V.
     """
 
-    def __init__(self, executor: GraphExecutor, sampler: Sampler, vocab_size: int) -> None:
+    def __init__(self, executor: GraphExecutor, sampler: "Sampler", vocab_size: int) -> None:
         self._executor = executor
         self._sampler = sampler
         self._vocab_size = vocab_size

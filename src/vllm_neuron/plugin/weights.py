@@ -47,11 +47,12 @@ def load_model_weights(vllm_config: "VllmConfig", model: Model) -> dict[str, tor
 
 def checkpoint_folder(vllm_config: "VllmConfig") -> Path:
     """The local folder of the model's safetensors files, which are downloaded if need be."""
-    from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
-
     config, load = vllm_config.model_config, vllm_config.load_config
     if Path(config.model).is_dir():
         return Path(config.model)
+    # Importing vLLM's loader takes seconds.
+    from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
+
     patterns = ["*.safetensors", "*.safetensors.index.json"]
     folder = download_weights_from_hf(
         config.model, load.download_dir, patterns, config.revision, ignore_patterns=load.ignore_patterns

@@ -1,6 +1,5 @@
 """The worker: loads one model, sizes its cache, makes its graphs ready, and runs steps."""
 
-import gc
 import logging
 import os
 from typing import Any
@@ -98,8 +97,6 @@ class NeuronWorker(WorkerBase):
         weights = load_model_weights(self.vllm_config, self.model)
         dtype = model_dtype(self.vllm_config)
         self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
-        del weights
-        gc.collect()
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """What vLLM's block manager needs to know of each attention layer."""
