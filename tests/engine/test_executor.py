@@ -163,6 +163,15 @@ def test_warm_start_compiles_and_traces_nothing(tmp_path: Path) -> None:
     assert torch.equal(first.run_prefill(tokens).logits, second.run_prefill(tokens).logits)
 
 
+def test_warm_start_runs_the_smallest_graph_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_executor(tmp_path)
+    second, ran = executor(tmp_path), []
+    submit = second._submit
+    monkeypatch.setattr(second, "_submit", lambda graph, rows: ran.append(graph.name) or submit(graph, rows))
+    second.warm_up(lambda ready: None)
+    assert ran == ["prefill_t16_ctx256", "decode_b1_ctx128"]
+
+
 def test_lost_index_costs_a_trace_and_no_compile(tmp_path: Path) -> None:
     warm_executor(tmp_path, resolved=SMALL)
     for note in (tmp_path / "neuron_native" / "index").iterdir():

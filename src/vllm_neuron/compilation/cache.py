@@ -10,6 +10,7 @@ What is compiled is written to all of them, and what one tier has is copied to t
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,6 +100,7 @@ class CompileCache:
         self._local = next((tier for tier in self._tiers if tier.name == "local"), None)
         self._route = route
         self._warned: set[str] = set()
+        self._warning = threading.Lock()
         artifacts = [tier for tier in self._tiers if tier.name == "artifacts"]
         self.reads_artifacts = any(self._attempt(tier, tier.store.has_entries) for tier in artifacts)
 
@@ -188,11 +190,13 @@ class CompileCache:
         """Name a damaged entry, and where it is our own take it away."""
         path = tier.store.folder / key
         if tier.name != "local":
-            if str(path) not in self._warned:
-                self._warned.add(str(path))
-                logger.warning(
-                    "Compile cache (%s): passing over %s: %s. Remove it to have it made anew.", tier.name, path, error
-                )
+            self._warn_once(
+                str(path),
+                "Compile cache (%s): passing over %s: %s. Remove it to have it made anew.",
+                tier.name,
+                path,
+                error,
+            )
         elif locked:
             logger.warning("Compile cache: removing the entry %s: %s", path, error)
             self._attempt(tier, tier.store.remove, key)
@@ -208,16 +212,22 @@ class CompileCache:
         try:
             return operation(*arguments)
         except OSError as error:
-            if tier.name not in self._warned:
-                self._warned.add(tier.name)
-                logger.warning(
-                    "Compile cache (%s) %s cannot be used fully (%s). %s.",
-                    tier.name,
-                    tier.store.folder,
-                    error,
-                    _REMEDIES[tier.name],
-                )
+            self._warn_once(
+                tier.name,
+                "Compile cache (%s) %s cannot be used fully (%s). %s.",
+                tier.name,
+                tier.store.folder,
+                error,
+                _REMEDIES[tier.name],
+            )
             return None
+
+    def _warn_once(self, about: str, message: str, *arguments: Any) -> None:
+        with self._warning:
+            if about in self._warned:
+                return
+            self._warned.add(about)
+        logger.warning(message, *arguments)
 
     @contextmanager
     def _locked(self, key: str, graph: str) -> Iterator[None]:

@@ -138,7 +138,13 @@ class GraphCompiler:
             kept = self.cache.get_or_compile(key, graph.name, self.model.architecture, self.route.load, compile_now)
             if fingerprint is not None:
                 self.cache.note(fingerprint, key.digest, graph.name)
-        return CompiledGraph(kept.value, kept.source, kept.manifest, time.monotonic() - start)
+        return CompiledGraph(*kept, time.monotonic() - start)
+
+    def load(self, graph: GraphSpec) -> CompiledGraph | None:
+        """The executable of a graph if the cache is known to have it; nothing is traced. Threads may call it."""
+        start = time.monotonic()
+        kept = self._load_indexed(self.fingerprint(graph), graph)
+        return None if kept is None else CompiledGraph(*kept, time.monotonic() - start)
 
     def is_cached(self, graph: GraphSpec) -> bool:
         """Whether the cache is known to have a graph; found out without tracing it or reading its executable."""

@@ -142,8 +142,8 @@ class GraphExecutor:
     def warm_up(self, report: Report | None = None) -> None:
         """Make every graph of the list ready and run it once on padding only; afterwards no step compiles.
 
-        In CPU mode large prefill graphs that come from the cache do not run: each would take seconds, and the smallest
-        shows as well that cache, weights and machine fit.
+        In CPU mode only the smallest prefill and decode graph run of those that come from the cache: they show as well
+        as the others, each of which may take seconds, that cache, weights and machine fit.
 
         Graphs that are not in the cache are compiled by this process one after the other, which costs least as long as
         each takes seconds. If the number of compile workers or the compile timeout is set, they are compiled first, in
@@ -183,9 +183,9 @@ class GraphExecutor:
             report(GraphReady(graph.name, index, len(self.graphs), seconds, compiled.source))
 
     def _must_run(self, graph: GraphSpec, compiled: CompiledGraph) -> bool:
-        if not self._config.cpu_mode or compiled.source == "compiled" or graph.kind != "prefill":
+        if not self._config.cpu_mode or compiled.source == "compiled":
             return True
-        return graph.tokens == min(self._config.num_batched_tokens_buckets)
+        return graph == min((other for other in self.graphs if other.kind == graph.kind), key=_size)
 
     def run_prefill(self, row: Row) -> StepOutputs:
         """Compute many tokens of one request.
@@ -336,3 +336,7 @@ class GraphExecutor:
             )
         logger.warning("Compiling %s while serving: warm-up has not made it ready", shape)
         self._make_ready(graph, self._graph_compiler.compile)
+
+
+def _size(graph: GraphSpec) -> tuple[int, int]:
+    return graph.tokens, graph.context

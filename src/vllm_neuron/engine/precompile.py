@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,9 @@ from vllm_neuron.models.model import Model
 from vllm_neuron.routes.route import Route
 
 logger = logging.getLogger(__name__)
+
+LOADING_THREADS = 4
+"""At most so many graphs are loaded at a time."""
 
 Compile = Callable[[GraphSpec], CompiledGraph]
 """Loads or compiles a graph."""
@@ -112,7 +116,8 @@ def precompiled(
     asked_for = config.compile_workers is not None or config.compile_timeout is not None
     missing = [graph for graph in graphs if not compiler.is_cached(graph)] if asked_for and may_compile else []
     if not missing:
-        yield in_turn
+        with _loading(compiler, graphs) as load:
+            yield lambda graph: load(graph) or in_turn(graph)
         return
     with _place(compiler) as (folders, logs):
         results = _compile_in_processes(compiler, missing, folders, logs, report)
@@ -153,6 +158,23 @@ def _compile_in_processes(
             show(GraphCompiled(done.name, done.index, done.total, result.seconds, result.source))
 
         return run_jobs(jobs, workers, config.compile_timeout, logs, tell)
+
+
+@contextmanager
+def _loading(
+    compiler: GraphCompiler, graphs: Sequence[GraphSpec]
+) -> Iterator[Callable[[GraphSpec], CompiledGraph | None]]:
+    """Load from the cache, by several threads, what it has of the graphs: for XLA that is half of a warm start's time.
+
+    Yields:
+        A function that waits for a graph, and returns None if it is to be compiled.
+    """
+    pool = ThreadPoolExecutor(LOADING_THREADS, "load-graphs")
+    try:
+        loading = {graph: pool.submit(compiler.load, graph) for graph in graphs if compiler.is_cached(graph)}
+        yield lambda graph: loading[graph].result() if graph in loading else None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
