@@ -3,8 +3,8 @@
 - KV caches are integers of the same width, and become numbers only after the gather: a half-precision cache is widened
   around its scatter, and so all of it is copied at every step. Neuron writes rows where they are, in any dtype.
 - Products of halves are summed in float32 in so many words. Neuron sums in float32 anyway.
-- Where the processor has no instruction for halves, XLA would widen each weight at every step. Matrices are widened once
-  there, when they are placed.
+- Where the processor has no instruction for halves, XLA would widen each weight at every step. Matrices are widened
+  there once, when they are placed.
 - A single row has forms of its own. On Neuron one row is a product like any other.
 """
 
