@@ -1,4 +1,4 @@
-"""Errors about a model that cannot be served. Both are ValueErrors, raised before any weight is read."""
+"""Errors about a model that cannot be served. All are ValueErrors, raised before any weight is read."""
 
 
 class UnsupportedArchitectureError(ValueError):
@@ -7,3 +7,7 @@ class UnsupportedArchitectureError(ValueError):
 
 class UnsupportedModelError(ValueError):
     """The architecture is known, but its configuration asks for something that is not there."""
+
+
+class ModelPackageError(ValueError):
+    """A package offers this architecture by entry point, but what it offers cannot be used."""

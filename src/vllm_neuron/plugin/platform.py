@@ -18,6 +18,7 @@ from vllm_neuron.plugin.admission import Admission, model_defaults, server_defau
 from vllm_neuron.plugin.capabilities import unsupported
 from vllm_neuron.plugin.constraints import check_constraint
 from vllm_neuron.plugin.embeddings import EmbeddingsForm, replace_reader, usable_embeddings
+from vllm_neuron.plugin.external_models import register_external_models
 from vllm_neuron.plugin.settings import (
     model_dtype,
     remember_unset_limits,
@@ -63,6 +64,7 @@ class NeuronPlatform(Platform):
         """Called before command lines are parsed and before an engine's configuration is made."""
         remember_unset_limits()
         bound_graceful_shutdown()
+        register_external_models()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
