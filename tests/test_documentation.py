@@ -7,6 +7,7 @@ treat it, and without one it must simply succeed, in a scratch folder where `dem
     <!-- asks -->                talks to the server of the block above it, on port 8000 in the text
     <!-- needs: hardware -->     is not run: it needs Neuron devices or Neuron's packages
     <!-- not run: reason -->     is not run, for the reason given
+    <!-- excerpt of PATH -->     is not run: it stands in that file, word for word, and is run or tested there
 """
 
 import json
@@ -25,10 +26,11 @@ from tests.server.harness import BIN, Server, clean_environment, free_port, star
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))]
-LANGUAGES = ("bash", "python", "json")
+LANGUAGES = ("bash", "python", "json", "toml")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+EXCERPT = re.compile(r"excerpt of (\S+)")
 NOT_RUN = re.compile(r"(?:needs|not run):\s*\S.{4,}", re.DOTALL)
 
 
@@ -105,7 +107,15 @@ def run(block: Block, folder: Path, text: str) -> str:
 def test_every_mark_is_known_and_every_reason_is_given() -> None:
     for document in DOCUMENTS:
         for block in blocks(document):
-            assert block.mark in ("", "serves", "asks") or NOT_RUN.fullmatch(block.mark), f"{block}: {block.mark!r}"
+            known = block.mark in ("", "serves", "asks") or NOT_RUN.fullmatch(block.mark) or EXCERPT.fullmatch(block.mark)
+            assert known, f"{block}: {block.mark!r}"
+
+
+def test_excerpts_are_what_they_are_taken_from() -> None:
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if excerpt := EXCERPT.fullmatch(block.mark):
+                assert block.text in (REPOSITORY / excerpt[1]).read_text(), f"{block}: not in {excerpt[1]}"
 
 
 @pytest.mark.parametrize("block", with_mark(""), ids=str)
@@ -147,17 +157,28 @@ def test_server_blocks_serve_and_answer(served: tuple[Server, list[Block]], scra
         assert output.strip() and '"error"' not in output, f"{block}\n{output}"
 
 
+def headings(document: Path) -> set[str]:
+    """Anchors of a document, as GitHub and the site make them."""
+    lines = FENCE.sub("", document.read_text()).splitlines()
+    texts = (line.lstrip("#").strip().lower() for line in lines if re.match(r"#{1,6} ", line))
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\- ]", "", text)) for text in texts}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    text = FENCE.sub("", document.read_text())
-    headings = {
-        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).strip().replace(" ", "-")
-        for line in text.splitlines()
-        if line.startswith("#")
-    }
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", document.read_text())):
         if target.startswith(("http://", "https://")):
             continue
         path, _, anchor = target.partition("#")
-        assert not path or (document.parent / path).exists(), target
-        assert path or anchor in headings, target
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target
+
+
+def test_documents_that_the_code_names_are_there() -> None:
+    """Errors name the section that says more."""
+    for source in sorted((REPOSITORY / "src").rglob("*.py")):
+        for path, anchor in re.findall(r"(docs/[\w-]+\.md)(?:#([\w-]+))?", source.read_text()):
+            file = REPOSITORY / path
+            assert file.exists(), f"{source.name}: {path}"
+            assert not anchor or anchor in headings(file), f"{source.name}: {path}#{anchor}"
