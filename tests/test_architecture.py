@@ -25,7 +25,7 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
-    "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration"},
+    "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "rollout"},
     "plugin": {"", "envs", "config", "engine", "models", "sampling", "kv_cache", "compilation", "weights", "routes"},
     "engine": {"envs", "config", "models", "sampling", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},
     "models": {"config", "kv_cache", "compilation", "weights", "nn", "kernels"},
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compilation": {"envs", "config"},
     "weights": {"envs", "config", "kv_cache"},
     "migration": {"envs", "config"},
+    "rollout": set(),
     "config": {"envs"},
     "nn": {"kernels"},
     "kernels": {"envs"},
@@ -50,6 +51,7 @@ Kernels in NKI are of `nki` as a whole, and so are imported only where one is ab
 
 ENVIRONMENT_READERS = {
     "vllm_neuron.envs": "the table of all variables",
+    "vllm_neuron.cli.rollout": "OPENAI_API_KEY, which belongs to the servers that it asks",
     "vllm_neuron.cli.report": "VLLM_PLUGINS, a variable of vLLM that decides whether this plugin is loaded at all",
     "vllm_neuron.compilation.key": "flags that compilers read themselves, which belong into the cache key",
     "vllm_neuron.plugin.last_words": "a path of its own, for the engines that this process starts",

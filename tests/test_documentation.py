@@ -107,7 +107,9 @@ def run(block: Block, folder: Path, text: str) -> str:
 def test_every_mark_is_known_and_every_reason_is_given() -> None:
     for document in DOCUMENTS:
         for block in blocks(document):
-            known = block.mark in ("", "serves", "asks") or NOT_RUN.fullmatch(block.mark) or EXCERPT.fullmatch(block.mark)
+            known = (
+                block.mark in ("", "serves", "asks") or NOT_RUN.fullmatch(block.mark) or EXCERPT.fullmatch(block.mark)
+            )
             assert known, f"{block}: {block.mark!r}"
 
 

@@ -3,7 +3,7 @@
 A decoder like Llama's, but its rotary embedding turns neighbouring dimensions (2i, 2i + 1) together, where the building
 block turns i and i + D/2.
 
-Shape letters: T tokens, R rows with logits, H hidden, N query heads, K KV heads, D head size, I MLP width, V vocabulary.
+Shape letters: T tokens, R rows with logits, H hidden, N query heads, K KV heads, D head size, V vocabulary.
 """
 
 from functools import partial
@@ -109,7 +109,7 @@ def attention(
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:
-    """x [T, N, D] with dimension 2i at i and 2i + 1 at i + D/2. Scores of q and k keep their value: both are reordered."""
+    """x [T, N, D] with dimension 2i at i and 2i + 1 at i + D/2. Reordering q and k alike keeps their products."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 

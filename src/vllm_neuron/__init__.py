@@ -21,5 +21,9 @@ def register() -> str | None:
         return activate()
     except Exception as error:
         cause = " ".join(f"{error}".split()) or "no reason given"
-        logging.getLogger(__name__).error("vllm-neuron cannot be used: %s: %s", type(error).__name__, cause)
+        logging.getLogger(__name__).error(
+            "vllm-neuron cannot be used: %s: %s See docs/troubleshooting.md#vllm-neuron-cannot-be-used.",
+            type(error).__name__,
+            cause,
+        )
         raise SystemExit(1) from error

@@ -1,6 +1,6 @@
 """Writes the tables of documents that follow from code.
 
-    python -m tests.documentation.generate
+python -m tests.documentation.generate
 """
 
 from collections.abc import Callable

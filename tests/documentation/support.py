@@ -1,11 +1,12 @@
 """What is supported on which route, and the tests that show it: the table of docs/support-matrix.md.
 
-A row that works names its tests, which must exist, and a row of both routes names one whose file runs both. A row that
-does not work yet names its refusal, which the validator must still make. "Device" is the same code on Neuron devices, which
-nobody has run.
+A row that works names its tests, which must exist; its routes are those that the files of these tests run. A row that
+does not work yet says how to ask for it, and the validator must still refuse that. "Device" is the same code on Neuron
+devices, which nobody has run.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,9 +17,11 @@ from tests.documentation.configuration import outcome
 from tests.documentation.tables import table
 
 REPOSITORY = Path(__file__).parents[2]
-BOTH = "both"
-ROUTE_NAMES = ("BACKENDS", "ROUTES", "PEERS", "vllm_neuron\"")
-"""What a test file says that runs the XLA route besides the native one."""
+ROUTES = {
+    "native": re.compile(r"\bBACKENDS\b|\bROUTES\b|\"neuron_native\"|\bNativeRoute\b|\bnative_compile_only\b"),
+    "XLA": re.compile(r"\bBACKENDS\b|\bROUTES\b|\"vllm_neuron\"|\bXlaRoute\b|\bneuronx_cc\b"),
+}
+"""What stands in a test file, or in the fixtures beside it, that runs a route."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,17 @@ class Works:
         feature: its name.
         how: what the tests compare or count.
         tests: files, or file::function.
-        routes: BOTH, or the one route.
-        device: state on Neuron devices.
+        state: in CPU mode.
+        device: on Neuron devices.
+        of_a_route: it has to do with compile routes at all.
     """
 
     feature: str
     how: str
     tests: tuple[str, ...]
-    routes: str = BOTH
+    state: str = "works"
     device: str = "not run yet"
+    of_a_route: bool = True
 
 
 @dataclass(frozen=True)
@@ -127,33 +132,34 @@ WORKS = (
         "CPU compile mode",
         "HLO modules parsed; a stand-in for neuronx-cc, never the real one",
         ("tests/routes/test_neuronx_cc.py",),
-        routes="XLA",
+        state="up to the compiler",
     ),
     Works(
         "CPU compile mode",
         "a stand-in for torch-neuronx, never the real one",
         ("tests/routes/test_native_compile_only.py",),
-        routes="native",
+        state="up to the compiler",
     ),
     Works(
         "NKI kernels",
-        "in the simulator, against their torch twins; no graph calls them yet",
+        "against their torch twins; no graph calls them yet",
         ("tests/kernels",),
-        routes="none yet",
+        state="in the simulator",
+        of_a_route=False,
     ),
     Works(
         "`vllm-neuron migrate`",
         "a test per old name; published launches judged by hand; a server of a migrated launch",
         ("tests/migration/test_rules.py", "tests/migration/test_launches.py", "tests/server/test_server_migrated.py"),
-        routes="any",
         device="needs none",
+        of_a_route=False,
     ),
     Works(
         "`vllm-neuron rollout`",
         "stand-in servers that are healthy, wrong, slow and dead; the proxy itself",
         ("tests/rollout",),
-        routes="any",
         device="needs none",
+        of_a_route=False,
     ),
 )
 
@@ -182,36 +188,34 @@ def support_table() -> str:
 def _rows() -> Iterator[tuple[str, ...]]:
     for row in WORKS:
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in row.tests)
-        yield row.feature, row.routes, "works", row.device, row.how, tests
+        yield row.feature, routes(row), row.state, row.device, row.how, tests
     for later in NOT_YET:
         text = outcome(later.config, **later.settings)
         assert text.startswith("not yet: "), f"{later.feature} works: move it, and name its tests"
-        yield later.feature, BOTH, "not yet", "not yet", f"refused: {text.removeprefix('not yet: ')}", ""
+        yield later.feature, "-", "not yet", "not yet", f"refused: {text.removeprefix('not yet: ')}", ""
+
+
+def routes(row: Works) -> str:
+    """The routes that the tests of a row run: their files say so, or the fixtures of their folders."""
+    if not row.of_a_route:
+        return "-"
+    files = {REPOSITORY / test.partition("::")[0] for test in row.tests}
+    texts = [path.read_text() for file in files for path in (file, file.parent / "conftest.py") if path.is_file()]
+    found = [route for route, says in ROUTES.items() if any(says.search(text) for text in texts)]
+    assert found, f"{row.feature}: its tests run no route"
+    return "both" if len(found) == len(ROUTES) else found[0]
 
 
 def missing_tests() -> list[str]:
-    """Tests that are named here and are not there, or that do not run what their row says."""
-    found = []
-    for row in WORKS:
-        files = [REPOSITORY / test.partition("::")[0] for test in row.tests]
-        absent = [test for test, path in zip(row.tests, files, strict=True) if not _exists(path, test)]
-        found += [f"{row.feature}: no {test}" for test in absent]
-        if row.routes == BOTH and not absent and not any(_runs_both(path) for path in files):
-            found.append(f"{row.feature}: no file of its tests runs both routes")
-    return found
+    """Tests that are named here and are not there."""
+    return [f"{row.feature}: no {test}" for row in WORKS for test in row.tests if not _exists(test)]
 
 
-def _exists(path: Path, test: str) -> bool:
-    name = test.partition("::")[2]
-    return path.exists() and (not name or name in _functions(path))
+def _exists(test: str) -> bool:
+    path, _, name = test.partition("::")
+    return (REPOSITORY / path).exists() and (not name or name in _functions(REPOSITORY / path))
 
 
 @cache
 def _functions(path: Path) -> frozenset[str]:
     return frozenset(node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef))
-
-
-def _runs_both(path: Path) -> bool:
-    """Whether a file names both routes itself, or its folder's fixtures do."""
-    texts = [file.read_text() for file in (path, path.parent / "conftest.py") if file.is_file()]
-    return any(name in text for text in texts for name in ROUTE_NAMES)

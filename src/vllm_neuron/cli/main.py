@@ -1,11 +1,12 @@
 """The `vllm-neuron` command. Heavy imports stay inside the commands, so that --help answers at once."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from vllm_neuron.cli import rollout
+from vllm_neuron.cli.errors import exiting_on_errors
 
 app = typer.Typer(
     help="Companion of the vLLM platform plugin for AWS Neuron.",
@@ -105,7 +106,7 @@ def compile_graphs(
     """
     from vllm_neuron.cli.tables import result_console
 
-    with _errors():
+    with exiting_on_errors():
         if explain is not None:
             _explain(explain, as_json, unused=bool(arguments or output or text))
             return
@@ -163,7 +164,7 @@ def migrate_launch(
     from vllm_neuron.cli import migrate as command
     from vllm_neuron.cli.tables import result_console
 
-    with _errors():
+    with exiting_on_errors():
         migration = command.run(source, keep_tuning, only_supported)
         if write is not None:
             write.write_text(migration.new)
@@ -175,6 +176,8 @@ def migrate_launch(
         typer.echo(text, nl=not text.endswith("\n"))
     raise typer.Exit(command.NEEDS_A_PERSON if migration.open_rows else 0)
 
+
+app.add_typer(rollout.app, name="rollout")
 
 cache_app = typer.Typer(help="List, remove and check compiled graphs of all routes.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
@@ -199,7 +202,7 @@ def cache_ls(
     from vllm_neuron.cli import cache
     from vllm_neuron.cli.tables import result_console
 
-    with _errors():
+    with exiting_on_errors():
         root = cache.root_of(folder)
         if as_json:
             typer.echo(cache.list_as_json(root))
@@ -231,7 +234,7 @@ def cache_rm(
     from vllm_neuron.cli import cache
     from vllm_neuron.cli.tables import result_console
 
-    with _errors():
+    with exiting_on_errors():
         root = cache.root_of(folder)
         cache.remove(root, result_console(), keys or (), everything, older_than, max_size, dry_run)
 
@@ -248,22 +251,9 @@ def cache_verify(
     from vllm_neuron.cli import cache
     from vllm_neuron.cli.tables import result_console
 
-    with _errors():
+    with exiting_on_errors():
         sound = cache.verify(cache.root_of(folder), result_console(), remove)
     raise typer.Exit(0 if sound else 1)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Print what a command cannot do as `Error: ...`, a line per fault, and end with exit code 1."""
-    from vllm_neuron.cli.errors import CommandError
-
-    try:
-        yield
-    except (CommandError, OSError) as error:
-        for fault in getattr(error, "faults", [str(error)]):
-            typer.echo(f"Error: {fault}", err=True)
-        raise typer.Exit(1) from error
 
 
 def main() -> None:

@@ -66,7 +66,8 @@ def _weights(settings: ServingSettings, neuron: NeuronConfig) -> Iterator[Fault]
     if settings.quantization == "neuron_quant":
         rule = (
             "vLLM's --quantization flag must not be set to neuron_quant. Keep it unset and configure Neuron-specific "
-            "quantization through neuron_config, or supply a calibrated checkpoint for FP8 static weight quantization"
+            "quantization through neuron_config, or supply a calibrated checkpoint for FP8 static weight quantization "
+            "(docs/troubleshooting.md#do-not-set-the-quantization-flag-to-neuron_quant)"
         )
         yield Fault("quantization", settings.quantization, rule, "Remove --quantization.")
     elif settings.quantization:
@@ -93,7 +94,10 @@ def _kv_cache(settings: ServingSettings) -> Iterator[Fault]:
 def _multimodal(settings: ServingSettings, parsed: Parsed) -> Iterator[Fault]:
     option = f"{ROOT}.{LANGUAGE_MODEL_ONLY}"
     if settings.mm_encoder_only and parsed.language_model_only:
-        rule = "cannot be combined with --mm-encoder-only: a pool is either vision-only or language-only"
+        rule = (
+            "cannot be combined with --mm-encoder-only: a pool is either vision-only or language-only "
+            "(docs/troubleshooting.md#mm_language_model_only-and-mm_encoder_only-exclude-each-other)"
+        )
         yield Fault(option, True, rule, "Remove one of the two, or both to build the whole model in one engine.")
     elif settings.mm_encoder_only:
         yield _later("encoder-only engines", "mm_encoder_only", True, "Remove --mm-encoder-only.")
@@ -236,7 +240,7 @@ def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping
     if settings.async_scheduling and on_device is None:
         text = (
             f"Scheduling is synchronous. Async scheduling needs on-device sampling: set {SAMPLING} (to {{}}, say) to "
-            "turn both on."
+            "turn both on. See docs/troubleshooting.md#async-scheduling-not-engaging."
         )
         yield Notice(logging.INFO, text)
 

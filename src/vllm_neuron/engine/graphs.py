@@ -116,6 +116,6 @@ def _smallest(fitting: Sequence[GraphSpec], need: str) -> GraphSpec:
     if not fitting:
         raise NoBucketError(
             f"Request exceeds largest bucket: {need}. Steps are kept within the buckets before they get here, so this "
-            "is a fault of the engine, not of the request."
+            "is a fault of the engine, not of the request. See docs/troubleshooting.md#request-exceeds-largest-bucket."
         )
     return min(fitting, key=lambda g: (g.tokens, g.context))

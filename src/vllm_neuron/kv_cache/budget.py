@@ -113,7 +113,8 @@ def require_minimum(budget: KVBudget) -> None:
     raise KVBudgetError(
         f"KV cache budget below minimum threshold: {_gib(budget.num_bytes)} is less than "
         f"{MINIMUM_VARIABLE}={budget.policy.minimum_gib:g}. Budget per worker = {budget.formula}. "
-        f"{_advice(budget, minimum)} Lower {MINIMUM_VARIABLE} only if a smaller KV cache is valid for the workload."
+        f"{_advice(budget, minimum)} Lower {MINIMUM_VARIABLE} only if a smaller KV cache is valid for the workload. "
+        "See docs/troubleshooting.md#kv-cache-budget-below-minimum-threshold."
     )
 
 

@@ -19,8 +19,8 @@ from vllm_neuron.models.model import Model
 ENTRY_POINT_GROUP = "vllm_neuron.models"
 
 ModelBuilder = Callable[[Any, int | None], Model]
-"""(hf_config, max_model_len) -> the model. It reads no weight, and raises UnsupportedModelError for a configuration that
-it does not cover."""
+"""(hf_config, max_model_len) -> the model. It reads no weight, and raises UnsupportedModelError for a configuration
+that it does not cover."""
 
 
 def external_architectures() -> Mapping[str, tuple[EntryPoint, ...]]:

@@ -3,8 +3,8 @@
 from vllm_neuron.models.external import external_architectures
 
 KIND_OF_MODEL = "vllm.model_executor.models.llama:LlamaForCausalLM"
-"""vLLM asks a model's class only what kind of model it is; ours are decoders that generate text, like this one. It is never
-made: the worker builds the model that the package gives."""
+"""vLLM asks a model's class only what kind of model it is; ours are decoders that generate text, like this one. It is
+never made: the worker builds the model that the package gives."""
 
 
 def register_external_models() -> None:

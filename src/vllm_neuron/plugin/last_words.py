@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from vllm_neuron.plugin.hbm import advice
+
 logger = logging.getLogger(__name__)
 
 _FILE = "_NEURON_LAST_WORDS"
@@ -52,8 +54,11 @@ def leaving_last_words(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*args, **kwargs)
         except Exception as error:
+            hint = advice(error)
+            if hint:
+                error.add_note(hint)
             if multiprocessing.parent_process() is not None and _FILE in os.environ:
-                _leave(f"{type(error).__name__}: {error}")
+                _leave(" ".join([f"{type(error).__name__}: {error}", *([hint] if hint else [])]))
             raise
 
     return wrapped
