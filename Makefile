@@ -53,7 +53,7 @@ lint: $(WITH_TEST)
 
 docs: $(WITH_TEST)
 	$(BIN)/python -m tests.documentation.generate
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(WITH_DEMO)
 	$(ON_PATH) python benchmarks/throughput.py "$(MODEL)"

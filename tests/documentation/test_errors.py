@@ -1,4 +1,4 @@
-"""Each error of the configuration reference and the migration guide has a section, and the code that raises it says so."""
+"""Each error of the configuration reference and the migration guide has a section, which the error names."""
 
 from pathlib import Path
 

@@ -102,8 +102,8 @@ class Admission:
         name, value = next(iter(others.items()))
         raise VLLMValidationError(
             f"Only support greedy sampling: the request asks for {name}={value}, and {OPTION}.all_greedy has compiled "
-            f"argmax-only graphs. Set temperature to 0, or start the server without all_greedy, or without {OPTION}. See "
-            "docs/troubleshooting.md#only-support-greedy-sampling.",
+            f"argmax-only graphs. Set temperature to 0, or start the server without all_greedy, or without {OPTION}. "
+            "See docs/troubleshooting.md#only-support-greedy-sampling.",
             parameter=name,
             value=value,
         )

@@ -1,4 +1,4 @@
-"""What to do when a compiler or the runtime of Neuron devices finds too little device memory. Never seen on a device."""
+"""What to do when Neuron's compiler or runtime finds too little device memory. None of it was seen on a device."""
 
 import re
 
