@@ -1,6 +1,7 @@
 """The proxy's configuration, and the proxy itself where it is installed."""
 
 import shutil
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -67,17 +68,19 @@ if HAPROXY:
 
     def test_real_proxy_splits_as_written_and_leaves_out_a_dead_end(tmp_path: Path) -> None:
         port, file = free_port(), tmp_path / "haproxy.cfg"
+        proxy_url = f"http://127.0.0.1:{port}"
         old, new = StandIn(), StandIn(words=(" four", " five"))
-        with serving(old) as old_url, serving(new) as new_url:
+        with serving(old) as old_url, serving(new) as new_url, httpx.Client(base_url=proxy_url) as client:
             file.write_text(haproxy_configuration(Split(old_url, new_url, 25, port)))
             proxy = subprocess.Popen([HAPROXY, "-f", file], stdout=subprocess.DEVNULL)
             try:
-                served = Counter(_served_by(port) for _ in range(40))
+                _wait_until_open(port)
+                served = Counter(_served_by(client) for _ in range(40))
                 # What measures a server measures one behind the proxy too: streams pass.
-                (through,) = measure([f"http://127.0.0.1:{port}"], ("a", "b"), rounds=2)
+                (through,) = measure([proxy_url], ("a", "b"), rounds=2)
                 new.healthy = False
-                _wait_until_left_out(port)
-                later = {_served_by(port) for _ in range(8)}
+                _wait_until_left_out(client)
+                later = {_served_by(client) for _ in range(8)}
             finally:
                 proxy.terminate()
                 proxy.wait(10)
@@ -93,16 +96,22 @@ if HAPROXY:
             subprocess.run([HAPROXY, "-c", "-f", tmp_path / "haproxy.cfg"], check=True, capture_output=True)
 
 
-def _served_by(port: int) -> str:
+def _served_by(client: httpx.Client) -> str:
+    """The end that answers a request, by the header."""
     body = {"model": "demo", "prompt": "x", "max_tokens": 1}
-    transport = httpx.HTTPTransport(retries=8)  # of connections alone: the proxy may not listen yet
-    with httpx.Client(transport=transport) as client:
-        answer = client.post(f"http://127.0.0.1:{port}/v1/completions", json=body).raise_for_status()
-    return answer.headers["x-served-by"]
+    return client.post("/v1/completions", json=body).raise_for_status().headers["x-served-by"]
 
 
-def _wait_until_left_out(port: int) -> None:
+def _wait_until_open(port: int) -> None:
     deadline = time.monotonic() + 30
-    while "new" in [_served_by(port) for _ in range(4)]:
+    with socket.socket() as probe:
+        while probe.connect_ex(("127.0.0.1", port)):
+            assert time.monotonic() < deadline, "the proxy does not listen"
+            time.sleep(0.05)
+
+
+def _wait_until_left_out(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 30
+    while "new" in [_served_by(client) for _ in range(4)]:
         assert time.monotonic() < deadline, "the proxy goes on with an end that is not healthy"
         time.sleep(0.2)
