@@ -9,7 +9,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.checkpoints import KINDS, make_model
 from vllm_neuron.models.errors import UnsupportedArchitectureError, UnsupportedModelError
-from vllm_neuron.models.registry import ARCHITECTURES, build_model
+from vllm_neuron.models.registry import ARCHITECTURES, ONBOARDING_GUIDE, build_model
 from vllm_neuron.weights.quantized import QuantizedCheckpointError
 
 
@@ -43,12 +43,18 @@ def test_sizes_of_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("architectures", "message"),
-    [(["GptOssForCausalLM"], "GptOssForCausalLM"), ([], "no architecture"), (None, "no architecture")],
+    [
+        (["GptOssForCausalLM"], "GptOssForCausalLM"),
+        (["Gemma4ForCausalLM"], "Gemma4ForCausalLM"),
+        (["OPTForCausalLM"], "OPTForCausalLM"),
+        ([], "no architecture"),
+        (None, "no architecture"),
+    ],
 )
 def test_an_unknown_architecture_is_refused_with_the_list_of_ours(architectures: Any, message: str) -> None:
     with pytest.raises(UnsupportedArchitectureError, match=message) as error:
         build_model(SimpleNamespace(architectures=architectures))
-    assert all(name in str(error.value) for name in ARCHITECTURES)
+    assert all(name in str(error.value) for name in (*ARCHITECTURES, ONBOARDING_GUIDE))
 
 
 @pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config])
