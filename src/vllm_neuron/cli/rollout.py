@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,7 +107,7 @@ def check(
         others = [validated(validate, split.new)] if validate and not new.fault else []
         judgement = judge(old, new, split.percent, thresholds, others)
         if apply and judgement.percent != split.percent:
-            _write(file, type(split)(split.old, split.new, judgement.percent, split.port))
+            _write(file, replace(split, percent=judgement.percent))
     if as_json:
         typer.echo(as_text(judgement, split, old, new))
     else:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ class Measurement:
         answers: text by index of the prompt; of several rounds the last one.
         failures: requests that were not answered, a line each.
         ttft: seconds to the first token, a value per answer.
-        itl: mean seconds between tokens, a value per answer of two tokens or more.
+        itl: mean seconds between events that bring text (a token each, if the server keeps up), a value per answer of two
+            events or more.
     """
 
     url: str
@@ -52,7 +53,6 @@ def measure(
     rounds: int = 3,
     timeout: float = 60.0,
     api_key: str = "",
-    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
     """Ask every server each prompt, in turn, so that what disturbs one disturbs the other.
 
@@ -65,18 +65,17 @@ def measure(
         rounds: how often each prompt is asked.
         timeout: seconds to wait for a connection or for the next token.
         api_key: sent as a bearer token if not empty.
-        clock: seconds, from anywhere.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with httpx.Client(timeout=timeout, headers=headers) as client:
         found = [_introduce(client, root(url)) for url in urls]
         usable = [server for server in found if not server.fault]
         for server in usable:
-            _ask(client, Measurement(server.url, model=server.model), 0, prompts[0], max_tokens, clock)
+            _ask(client, Measurement(server.url, model=server.model), 0, prompts[0], max_tokens)
         for _ in range(rounds):
             for index, prompt in enumerate(prompts):
                 for server in usable:
-                    _ask(client, server, index, prompt, max_tokens, clock)
+                    _ask(client, server, index, prompt, max_tokens)
     return found
 
 
@@ -98,11 +97,9 @@ def _introduce(client: httpx.Client, url: str) -> Measurement:
     return server
 
 
-def _ask(
-    client: httpx.Client, server: Measurement, index: int, prompt: str, max_tokens: int, clock: Callable[[], float]
-) -> None:
+def _ask(client: httpx.Client, server: Measurement, index: int, prompt: str, max_tokens: int) -> None:
     body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    text, times, start = "", [], clock()
+    text, times, start = "", [], time.perf_counter()
     try:
         with client.stream("POST", f"{server.url}/v1/completions", json=body) as response:
             if response.is_error:
@@ -112,7 +109,7 @@ def _ask(
                 piece = _piece(line)
                 if piece:
                     text += piece
-                    times.append(clock())
+                    times.append(time.perf_counter())
     except (httpx.HTTPError, ValueError) as error:
         server.failures.append(f"prompt {index}: {_words(error)}")
         return
