@@ -9,7 +9,7 @@ from tests.test_documentation import headings
 
 SECTIONS = (
     ("request-exceeds-largest-bucket", "engine/graphs.py"),
-    ("compilation-during-inference", ""),
+    ("compilation-during-inference", "engine/executor.py"),
     ("only-support-greedy-sampling", "plugin/admission.py"),
     ("hbm-allocation-errors-during-load-or-compilation", "plugin/hbm.py"),
     ("kv-cache-budget-below-minimum-threshold", "kv_cache/budget.py"),

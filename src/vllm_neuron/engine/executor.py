@@ -334,7 +334,8 @@ class GraphExecutor:
                 f"A step needs graph {shape}, which warm-up has not made ready, and "
                 "VLLM_NEURON_DISABLE_WARMUP_COMPILE=1 forbids compiling while serving."
             )
-        logger.warning("Compiling %s while serving: warm-up has not made it ready", shape)
+        guide = "docs/troubleshooting.md#compilation-during-inference"
+        logger.warning("Compiling %s while serving: warm-up has not made it ready. See %s.", shape, guide)
         self._make_ready(graph, self._graph_compiler.compile)
 
 
