@@ -22,7 +22,7 @@ def register() -> str | None:
     except Exception as error:
         cause = " ".join(f"{error}".split()) or "no reason given"
         logging.getLogger(__name__).error(
-            "vllm-neuron cannot be used: %s: %s See docs/troubleshooting.md#vllm-neuron-cannot-be-used.",
+            "vllm-neuron cannot be used: %s: %s (docs/troubleshooting.md#vllm-neuron-cannot-be-used)",
             type(error).__name__,
             cause,
         )

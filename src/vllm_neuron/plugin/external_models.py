@@ -9,7 +9,10 @@ never made: the worker builds the model that the package gives."""
 
 def register_external_models() -> None:
     """Name each of them to vLLM's model registry, unless vLLM knows it. Imports none of their packages."""
+    names = external_architectures().keys()
+    if not names:
+        return
     from vllm.model_executor.models import ModelRegistry
 
-    for name in external_architectures().keys() - ModelRegistry.get_supported_archs():
+    for name in names - ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(name, KIND_OF_MODEL)
