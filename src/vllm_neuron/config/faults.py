@@ -45,9 +45,7 @@ class ConfigurationError(ValueError):
         self.faults = tuple(faults)
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         lines = "".join(f"\n  - {fault}" for fault in self.faults)
-        later = any(fault.later for fault in self.faults)
-        guide = "\nWhat is supported: docs/support-matrix.md." if later else ""
-        super().__init__(f"The configuration of vllm-neuron has {count}:{lines}{guide}")
+        super().__init__(f"The configuration of vllm-neuron has {count} (docs/configuration.md):{lines}")
 
     def __reduce__(self) -> tuple[type, tuple[tuple[Fault, ...]]]:
         return type(self), (self.faults,)
