@@ -66,7 +66,7 @@ WORKS = (
     Works(
         "models of other packages",
         "greedy tokens of the worked example equal transformers'",
-        ("tests/examples/test_real_helium.py", "tests/models/test_external.py"),
+        ("tests/serving/test_real_helium.py", "tests/models/test_external.py", "tests/plugin/test_external_models.py"),
     ),
     Works(
         "continuous batching, preemption",

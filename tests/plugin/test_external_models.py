@@ -40,7 +40,6 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (tmp_path / "site" / "own_of_the_tests.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("VLLM_NEURON_CPU_MODE", "1")
     model = tmp_path / "model"
     tokenizer().save_pretrained(model)
     named = {"model_type": "own_of_the_tests", "architectures": ["OwnForCausalLM"], "torch_dtype": "float32"}
