@@ -32,8 +32,8 @@ class Measurement:
         answers: text by index of the prompt; of several rounds the last one.
         failures: requests that were not answered, a line each.
         ttft: seconds to the first token, a value per answer.
-        itl: mean seconds between events that bring text (a token each, if the server keeps up), a value per answer of two
-            events or more.
+        itl: mean seconds between events that bring text (a token each, if the server keeps up), a value per answer of
+            two events or more.
     """
 
     url: str
