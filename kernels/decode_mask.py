@@ -14,12 +14,11 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-P = 128
-"""Partitions."""
+from vllm_neuron.kernels.tiling import EXACT, require, require_array, require_cores, require_window
+from vllm_neuron.kernels.tiling import PARTITIONS as P
+
 COLUMNS = 2048
 """Tokens of one comparison."""
-EXACT = 2**24
-"""Integers up to here are exact in float32, in which the engines compare."""
 
 
 def decode_mask(positions: Any, context: int, window: int | None = None, lnc: int = 1) -> Any:
@@ -37,15 +36,16 @@ def decode_mask(positions: Any, context: int, window: int | None = None, lnc: in
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    if len(positions.shape) != 1 or not str(positions.dtype).endswith("int32") or 0 in positions.shape:
-        raise ValueError(f"positions is {positions.dtype} of shape {tuple(positions.shape)}: it must be int32 [T]")
-    if not 1 <= context <= EXACT:
-        raise ValueError(f"context is {context}: it must be 1 to {EXACT}")
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}: it must be 1 or more, or None")
-    if lnc not in (1, 2):
-        raise ValueError(f"lnc is {lnc}: it must be 1 or 2")
+    check_decode_mask(positions, context, window, lnc)
     return decode_mask_kernel[lnc](positions, context, window)
+
+
+def check_decode_mask(positions: Any, context: int, window: int | None = None, lnc: int = 1) -> None:
+    """Raises ValueError if decode_mask does not take these arguments."""
+    require_cores(lnc)
+    require_array("positions", positions, ("T",), ("int32",))
+    require(1 <= context <= EXACT, "context", f"must be 1 to {EXACT}", context)
+    require_window(window)
 
 
 @nki.jit

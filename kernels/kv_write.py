@@ -33,6 +33,13 @@ def kv_write(k_cache: Any, v_cache: Any, k: Any, v: Any, slots: Any, lnc: int = 
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
+    check_kv_write(k_cache, v_cache, k, v, slots, lnc)
+    written_k, written_v = kv_write_kernel[lnc](k_cache, v_cache, k, v, slots)
+    return written_k, written_v
+
+
+def check_kv_write(k_cache: Any, v_cache: Any, k: Any, v: Any, slots: Any, lnc: int = 1) -> None:
+    """Raises ValueError if kv_write does not take these arguments."""
     require_cores(lnc)
     require_array("k_cache", k_cache, ("NB", "BS", "K", "D"))
     require_array("v_cache", v_cache, tuple(k_cache.shape), (dtype_of(k_cache),))
@@ -41,8 +48,6 @@ def kv_write(k_cache: Any, v_cache: Any, k: Any, v: Any, slots: Any, lnc: int = 
     require_array("slots", slots, (k.shape[0],), ("int32",))
     size = k.shape[1] * k.shape[2] * (4 if dtype_of(k) == "float32" else 2)
     require(size <= ROW_BYTES, "k", f"must have up to {ROW_BYTES} bytes a token", f"{size} bytes")
-    written_k, written_v = kv_write_kernel[lnc](k_cache, v_cache, k, v, slots)
-    return written_k, written_v
 
 
 @nki.jit

@@ -13,6 +13,7 @@ def paged_attention(
     positions: torch.Tensor,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T) v over the blocks of each row's request.
 
@@ -26,6 +27,8 @@ def paged_attention(
         positions: [T].
         scale: factor of the scores, usually D ** -0.5.
         window: positions a row looks back on, its own included; None is all of them.
+        sinks: [N] float32, a score per head that takes part in the softmax and has no value (arXiv 2508.10925);
+            None is without.
 
     Returns:
         [T, N, D] in q's dtype. Scores and softmax are float32; the two products take q's dtype and sum in float32.
@@ -56,7 +59,12 @@ def paged_attention(
     scores = (queries @ keys.transpose(2, 3)).float() * (scale / power)
     scores = scores.view(requests, kv_heads, rows, groups, context)
     scores = scores.where(visible.view(requests, 1, rows, 1, context), -torch.inf)
-    weights = scores.softmax(-1).to(q.dtype).view(requests, kv_heads, rows * groups, context)
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        sink = sinks.view(1, kv_heads, 1, groups, 1).expand(requests, -1, rows, -1, 1)
+        weights = torch.cat((scores, sink), -1).softmax(-1).narrow(-1, 0, context)
+    weights = weights.to(q.dtype).reshape(requests, kv_heads, rows * groups, context)
 
     out = (weights @ values).view(requests, kv_heads, rows, groups, dim)
     return out.permute(0, 2, 1, 3, 4).reshape(tokens, heads, dim)

@@ -29,6 +29,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, row_indexes
+from vllm_neuron.kernels.tiling import dtype_of, require, require_array
 
 BANK = 2048
 """Bytes per partition of a bank of PSUM."""
@@ -90,6 +91,8 @@ def paged_decode_attention(
     positions: Any,
     scale: float,
     window: int | None = None,
+    sinks: Any = None,
+    mask: Any = None,
     lnc: int = 1,
 ) -> Any:
     """softmax(scale * q k^T) v over the blocks of each row's request, as the twin has it.
@@ -101,6 +104,8 @@ def paged_decode_attention(
         positions: [T] int32.
         scale: factor of the scores, more than 0.
         window: positions a row looks back on, its own included; None is all of them.
+        sinks: [N] float32, a score per head that takes part in the softmax and has no value; None is without.
+        mask: [T, S] uint8 as `decode_mask` makes it, which is loaded then; None works it out from positions and window.
         lnc: cores. Two compute half of the requests each, or of the KV heads where the requests are odd.
 
     Returns:
@@ -109,17 +114,32 @@ def paged_decode_attention(
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    check_arguments(q, k_cache, v_cache, block_table, positions, scale, window, lnc)
-    block_size, dim, single = k_cache.shape[1], q.shape[2], str(q.dtype).endswith("float32")
-    if block_size > 4 * P:
-        raise ValueError(f"k_cache has blocks of {block_size}: at most {4 * P}")
-    part = shape_of(q, k_cache, block_table, single, lnc, 0)
-    if part.queries > P:
-        raise ValueError(f"q has {part.queries} rows times heads per request and core: at most {P}")
-    row = part.run * part.kv_heads * dim * part.size
-    if row > BUFFER_BYTES:
-        raise ValueError(f"k_cache has {row} bytes in {part.run} slots of one core: at most {BUFFER_BYTES}")
-    return paged_decode_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window)
+    check_paged_decode_attention(q, k_cache, v_cache, block_table, positions, scale, window, sinks, mask, lnc)
+    return paged_decode_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window, sinks, mask)
+
+
+def check_paged_decode_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    positions: Any,
+    scale: float,
+    window: int | None = None,
+    sinks: Any = None,
+    mask: Any = None,
+    lnc: int = 1,
+) -> None:
+    """Raises ValueError if paged_decode_attention does not take these arguments."""
+    check_arguments(q, k_cache, v_cache, block_table, positions, scale, window, sinks, lnc)
+    block_size, context = k_cache.shape[1], block_table.shape[1] * k_cache.shape[1]
+    require(block_size <= 4 * P, "k_cache", f"must have blocks of up to {4 * P} slots", block_size)
+    part = shape_of(q, k_cache, block_table, dtype_of(q) == "float32", lnc, 0)
+    require(part.queries <= P, "q", f"must have up to {P} rows times heads per request and core", part.queries)
+    size = part.run * part.kv_heads * part.dim * part.size
+    require(size <= BUFFER_BYTES, "k_cache", f"must have up to {BUFFER_BYTES} bytes in {part.run} slots of a core", size)
+    if mask is not None:
+        require_array("mask", mask, (q.shape[0], context), ("uint8",))
 
 
 def shape_of(q: Any, k_cache: Any, block_table: Any, single: bool, cores: int, core: int) -> Shape:
@@ -154,7 +174,9 @@ def shape_of(q: Any, k_cache: Any, block_table: Any, single: bool, cores: int, c
 
 
 @nki.jit
-def paged_decode_attention_kernel(q, k_cache, v_cache, block_table, positions, scale, window=None):
+def paged_decode_attention_kernel(
+    q, k_cache, v_cache, block_table, positions, scale, window=None, sinks=None, mask=None
+):
     """paged_decode_attention on this core."""
     s = shape_of(q, k_cache, block_table, q.dtype == nl.float32, nl.num_programs(axes=0), nl.program_id(0))
     out = nl.ndarray(q.shape, q.dtype, buffer=nl.shared_hbm)
@@ -177,12 +199,19 @@ def paged_decode_attention_kernel(q, k_cache, v_cache, block_table, positions, s
     for request in nl.affine_range(s.requests):
         queries = _transposed_queries(q, s, request)
         state = _State(s)
+        if sinks != None:  # noqa: E711
+            _start_at_sinks(state, sinks, scale, s)
         for number in nl.affine_range(s.tiles):
             tile = _Tile(request, number, state)
             gathered = gather_rows(keys, index, s, tile.request, tile.number)
             if len(before) > 0:
                 before[0].values = gather_rows(values, index, s, before[0].request, before[0].number)
-            _mask(tile, tokens, last, s, window)
+            if mask == None:  # noqa: E711
+                _mask(tile, tokens, last, s, window)
+            else:
+                _load_mask(tile, mask, s)
+            tile.keep = nl.ndarray((P, s.run), nl.int32 if s.size == 4 else nl.int16)
+            nisa.tensor_reduce(dst=tile.keep, op=nl.maximum, data=tile.visible, axis=2, negate=True)
             scores = _multiply_keys(gathered, queries, s)
             half = s.run // 2
             if len(before) > 0:
@@ -223,7 +252,7 @@ class _Tile(nl.NKIObject):
         scores: float32 [128, run, queries], FLOOR where a row does not see.
         diagonal: float32 [queries, queries] with the highest score of each query.
         weights: [128, run, queries] in q's type.
-        decay: float32 [128, queries], factor of what the tiles before have added; None for the first.
+        decay: float32 [128, queries], factor of what there was before; None where that was nothing.
         values: [128, run, heads, dim].
         product: weighted values [dim, queries], in PSUM.
     """
@@ -232,6 +261,16 @@ class _Tile(nl.NKIObject):
         self.request, self.number, self.state = request, number, state
         self.visible, self.keep, self.scores, self.diagonal = None, None, None, None
         self.weights, self.decay, self.values, self.product = None, None, None, None
+
+
+def _start_at_sinks(state, sinks, scale, s):
+    """A sink is a first token of the softmax whose weight is 1 so far, and whose value is 0."""
+    state.top = nl.ndarray((P, s.queries), nl.float32)
+    pattern = [[0, P], [s.group, s.kv_heads], [0, s.rows], [1, s.group]]
+    nisa.dma_copy(dst=state.top, src=sinks.ap(pattern=pattern, offset=s.first_head * s.group))
+    nisa.tensor_scalar(dst=state.top, data=state.top, op0=nl.multiply, operand0=1.0 / scale)
+    nisa.memset(dst=state.total, value=1.0)
+    nisa.memset(dst=state.result, value=0.0)
 
 
 def _identity(n):
@@ -319,8 +358,16 @@ def _mask(tile, tokens, last, s, window):
             nisa.scalar_tensor_tensor(
                 dst=seen, data=part, op0=nl.greater, operand0=unseen, op1=nl.multiply, operand1=seen
             )
-    tile.keep = nl.ndarray((P, s.run), nl.int32 if s.size == 4 else nl.int16)
-    nisa.tensor_reduce(dst=tile.keep, op=nl.maximum, data=tile.visible, axis=2, negate=True)
+
+
+def _load_mask(tile, mask, s):
+    """Which of a tile's tokens are visible, as a mask [T, S] says."""
+    tile.visible = nl.ndarray((P, s.run, s.rows), nl.uint8)
+    context = s.tiles * P * s.run
+    first = (s.first_request + tile.request) * s.rows * context + tile.number * P * s.run
+    for row in nl.static_range(s.rows):
+        part = mask.ap(pattern=[[s.run, P], [1, s.run]], offset=first + row * context)
+        nisa.dma_copy(dst=tile.visible[:, :, row], src=part)
 
 
 def _find_highest(tile, scores, unit, s):
@@ -344,7 +391,7 @@ def _weigh(tile, spread, dtype, scale, s):
     nisa.nc_matmul(dst=everywhere, stationary=spread, moving=tile.diagonal, accumulate=False)
     state = tile.state
     raised = nl.ndarray((P, s.queries), nl.float32)
-    if tile.number == 0:
+    if state.top == None:  # noqa: E711
         nisa.tensor_copy(dst=raised, src=everywhere)
     else:
         nisa.tensor_tensor(dst=raised, data1=state.top, data2=everywhere, op=nl.maximum)

@@ -26,9 +26,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, row_indexes
+from vllm_neuron.kernels.tiling import BANK, dtype_of, require
 
-BANK = 512
-"""float32 per partition of a bank of PSUM."""
 STEP_BYTES = 2048
 """Keys of a step times bytes of an element."""
 VALUE_BYTES = 16 * 1024
@@ -82,6 +81,7 @@ def paged_prefill_attention(
     positions: Any,
     scale: float,
     window: int | None = None,
+    sinks: Any = None,
     lnc: int = 1,
 ) -> Any:
     """softmax(scale * q k^T) v over the blocks of each row's request, as the twin has it.
@@ -93,6 +93,7 @@ def paged_prefill_attention(
         positions: [T] int32.
         scale: factor of the scores, more than 0.
         window: positions a row looks back on, its own included; None is all of them.
+        sinks: [N] float32, a score per head that takes part in the softmax and has no value; None is without.
         lnc: cores. Two compute half of the KV heads each, or of the requests where the heads are odd.
 
     Returns:
@@ -101,17 +102,31 @@ def paged_prefill_attention(
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    check_arguments(q, k_cache, v_cache, block_table, positions, scale, window, lnc)
+    check_paged_prefill_attention(q, k_cache, v_cache, block_table, positions, scale, window, sinks, lnc)
+    return paged_prefill_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window, sinks)
+
+
+def check_paged_prefill_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    positions: Any,
+    scale: float,
+    window: int | None = None,
+    sinks: Any = None,
+    lnc: int = 1,
+) -> None:
+    """Raises ValueError if paged_prefill_attention does not take these arguments."""
+    check_arguments(q, k_cache, v_cache, block_table, positions, scale, window, sinks, lnc)
     block_size, (_, heads, dim) = k_cache.shape[1], q.shape
-    if block_size > P:
-        raise ValueError(f"k_cache has blocks of {block_size}: at most {P}")
-    size = 4 if str(q.dtype).endswith("float32") else 2
+    require(block_size <= P, "k_cache", f"must have blocks of up to {P} slots", block_size)
+    size = 4 if dtype_of(q) == "float32" else 2
     parts = 2 if lnc == 2 and k_cache.shape[2] % 2 == 0 else 1
-    if (need := heads // parts * (dim * 4 + P * size)) > BLOCK_BYTES:
-        raise ValueError(f"q has {heads} heads of {dim}, {need} bytes per partition of one core: at most {BLOCK_BYTES}")
-    if (need := k_cache.shape[2] // parts * dim * size) > VALUE_BYTES:
-        raise ValueError(f"k_cache has slots of {need} bytes on one core: at most {VALUE_BYTES}")
-    return paged_prefill_attention_kernel[lnc](q, k_cache, v_cache, block_table, positions, scale, window)
+    queries, values = heads // parts * (dim * 4 + P * size), k_cache.shape[2] // parts * dim * size
+    rule = f"must have heads of up to {BLOCK_BYTES} bytes per partition of a core"
+    require(queries <= BLOCK_BYTES, "q", rule, f"{queries} of {heads} heads of {dim}")
+    require(values <= VALUE_BYTES, "k_cache", f"must have slots of up to {VALUE_BYTES} bytes on a core", values)
 
 
 def _shape_of(q, k_cache, block_table, lnc, core):
@@ -138,7 +153,7 @@ def _shape_of(q, k_cache, block_table, lnc, core):
 
 
 @nki.jit
-def paged_prefill_attention_kernel(q, k_cache, v_cache, block_table, positions, scale, window=None):
+def paged_prefill_attention_kernel(q, k_cache, v_cache, block_table, positions, scale, window=None, sinks=None):
     """paged_prefill_attention on this core."""
     s = _shape_of(q, k_cache, block_table, nl.num_programs(axes=0), nl.program_id(0))
     out = nl.ndarray(q.shape, q.dtype, buffer=nl.shared_hbm)
@@ -150,7 +165,7 @@ def paged_prefill_attention_kernel(q, k_cache, v_cache, block_table, positions, 
         source = _Source(keys, values, index, _seen_tokens(positions, s, window, request), request)
         for first in nl.static_range(0, s.rows, s.block * P):
             starts = list(range(first, min(first + s.block * P, s.rows), P))
-            parts = [_Part(q, positions, s, window, request, start) for start in starts]
+            parts = [_Part(q, positions, sinks, s, window, request, start) for start in starts]
             context = _Context(0, s, q.dtype)
             for i in nl.static_range(context.tiles):
                 _load(source, context, i, s)
@@ -198,7 +213,7 @@ class _Part(nl.NKIObject):
         result: float32 [count, heads, D], not divided by the sum yet.
     """
 
-    def __init__(self, q, positions, s, window, request, start):
+    def __init__(self, q, positions, sinks, s, window, request, start):
         heads = s.kv_heads * s.group
         self.start, self.count = start, min(P, s.rows - start)
         token = (s.first_request + request) * s.rows + start
@@ -216,13 +231,18 @@ class _Part(nl.NKIObject):
             turned = nl.ndarray((s.dim, self.count), q.dtype, buffer=nl.psum)
             nisa.nc_transpose(dst=turned, data=loaded[:, head, :])
             nisa.tensor_copy(dst=self.queries[:, head, :], src=turned, engine=_alternate(head))
-        lowest = nl.ndarray((self.count, 1), nl.float32)
-        self.shifts = [lowest for head in range(heads)]
+        # A sink is a first token of the softmax whose weight is 1 so far, and whose value is 0.
+        shifts = nl.ndarray((self.count, heads), nl.float32)
+        if sinks == None:  # noqa: E711
+            nisa.memset(dst=shifts, value=HIGHEST_SHIFT)
+        else:
+            nisa.dma_copy(dst=shifts, src=sinks.ap(pattern=[[0, self.count], [1, heads]], offset=first))
+            nisa.tensor_scalar(dst=shifts, data=shifts, op0=nl.multiply, operand0=-1.0)
+        self.shifts = [shifts[:, head : head + 1] for head in range(heads)]
         self.total = nl.ndarray((self.count, heads), nl.float32)
         self.added, self.decay = None, None
         self.result = nl.ndarray((self.count, heads, s.dim), nl.float32)
-        nisa.memset(dst=lowest, value=HIGHEST_SHIFT)
-        nisa.memset(dst=self.total, value=0.0)
+        nisa.memset(dst=self.total, value=0.0 if sinks == None else 1.0)  # noqa: E711
         nisa.memset(dst=self.result, value=0.0, engine=nisa.gpsimd_engine)
 
 

@@ -12,61 +12,46 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-from vllm_neuron.kernels.tiling import PARTITIONS, dtype_of
-
-P = PARTITIONS
-EXACT = 2**24
-"""Integers up to here are exact in float32, in which the engines compute indexes."""
+from vllm_neuron.kernels.tiling import EXACT, dtype_of, require, require_array, require_cores, require_window
+from vllm_neuron.kernels.tiling import PARTITIONS as P
 
 
 def check_arguments(
-    q: Any, k_cache: Any, v_cache: Any, block_table: Any, positions: Any, scale: float, window: int | None, lnc: int
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    block_table: Any,
+    positions: Any,
+    scale: float,
+    window: int | None,
+    sinks: Any,
+    lnc: int,
 ) -> None:
-    """Whether the kernel takes these arguments.
+    """What both kernels ask of their arguments.
 
     Raises:
-        ValueError: it does not; with the argument and the rule.
+        ValueError: one breaks a rule.
     """
-    names = {dtype_of(a) for a in (q, k_cache, v_cache)}
-    if names not in ({"float32"}, {"bfloat16"}):
-        raise ValueError(f"q, k_cache and v_cache are {', '.join(sorted(names))}: all must be float32 or all bfloat16")
-    for name, array, axes in (
-        ("q", q, "T, N, D"),
-        ("k_cache", k_cache, "NB, BS, K, D"),
-        ("block_table", block_table, "B, S / BS"),
-    ):
-        if len(array.shape) != len(axes.split(",")) or 0 in array.shape:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}: it must be [{axes}]")
-    for name, array in (("block_table", block_table), ("positions", positions)):
-        if dtype_of(array) != "int32":
-            raise ValueError(f"{name} is {array.dtype}: it must be int32")
-    if tuple(k_cache.shape) != tuple(v_cache.shape):
-        raise ValueError(
-            f"v_cache has shape {tuple(v_cache.shape)}: it must be that of k_cache, {tuple(k_cache.shape)}"
-        )
+    require_cores(lnc)
+    require_array("q", q, ("T", "N", "D"))
+    require_array("k_cache", k_cache, ("NB", "BS", "K", q.shape[2]), (dtype_of(q),))
+    require_array("v_cache", v_cache, tuple(k_cache.shape), (dtype_of(q),))
+    require_array("block_table", block_table, ("B", "S / BS"), ("int32",))
+    require_array("positions", positions, (q.shape[0],), ("int32",))
     tokens, heads, dim = q.shape
-    blocks, block_size, kv_heads, cache_dim = k_cache.shape
+    blocks, block_size, kv_heads, _ = k_cache.shape
     requests, columns = block_table.shape
-    if dim != cache_dim or not 2 <= dim <= P or dim % 2:
-        raise ValueError(f"q has head size {dim}, k_cache {cache_dim}: both must be the same even number up to {P}")
-    if heads % kv_heads:
-        raise ValueError(f"q has {heads} heads: it must be a multiple of the {kv_heads} of k_cache")
-    if tokens % requests:
-        raise ValueError(f"q has {tokens} rows: it must be a multiple of the {requests} requests of block_table")
-    if tuple(positions.shape) != (tokens,):
-        raise ValueError(f"positions has shape {tuple(positions.shape)}: it must be ({tokens},), one per row of q")
-    if block_size & (block_size - 1):
-        raise ValueError(f"k_cache has blocks of {block_size}: the block size must be a power of two")
-    if columns * block_size % P:
-        raise ValueError(f"block_table covers {columns * block_size} positions: it must be a multiple of {P}")
-    if blocks * block_size > EXACT:
-        raise ValueError(f"k_cache has {blocks * block_size} slots: indexes are exact up to {EXACT}")
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}: it must be 1 or more, or None")
-    if scale <= 0:
-        raise ValueError(f"scale is {scale}: it must be more than 0")
-    if lnc not in (1, 2):
-        raise ValueError(f"lnc is {lnc}: it must be 1 or 2")
+    require(dim % 2 == 0 and dim <= P, "q", f"must have an even head size of up to {P}", dim)
+    require(heads % kv_heads == 0, "q", f"must have a multiple of the {kv_heads} heads of k_cache", heads)
+    require(tokens % requests == 0, "q", f"must have as many rows for each of {requests} requests", f"{tokens} rows")
+    require(block_size & (block_size - 1) == 0, "k_cache", "must have blocks of a power of two slots", block_size)
+    span = columns * block_size
+    require(span % P == 0, "block_table", f"must cover a multiple of {P} positions", span)
+    require(blocks * block_size <= EXACT, "k_cache", f"must have up to {EXACT} slots", blocks * block_size)
+    require(scale > 0, "scale", "must be more than 0", scale)
+    require_window(window)
+    if sinks is not None:
+        require_array("sinks", sinks, (heads,), ("float32",))
 
 
 class Ring(nl.NKIObject):

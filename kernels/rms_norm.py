@@ -34,7 +34,7 @@ def rms_norm(x: Any, weight: Any, eps: float, lnc: int = 1) -> Any:
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    _check(x, weight, lnc)
+    check_rms_norm(x, weight, eps, lnc)
     return rms_norm_kernel[lnc](x.reshape(-1, x.shape[-1]), weight, float(eps)).reshape(x.shape)
 
 
@@ -44,20 +44,26 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, lnc: int = 1) -
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
-    _check(x, weight, lnc)
-    require(x.ndim == 2, "x", "must have shape [T, H]", tuple(x.shape))
-    require_array("residual", residual, tuple(x.shape), (dtype_of(x),))
+    check_add_rms_norm(x, residual, weight, eps, lnc)
     normed, total = add_rms_norm_kernel[lnc](x, residual, weight, float(eps))
     return normed, total
 
 
-def _check(x: Any, weight: Any, lnc: int) -> None:
+def check_rms_norm(x: Any, weight: Any, eps: float, lnc: int = 1) -> None:
+    """Raises ValueError if rms_norm does not take these arguments."""
     require_cores(lnc)
     require(x.ndim >= 1 and 0 not in x.shape, "x", "must have rows [..., H]", tuple(x.shape))
     require_array("x", x, tuple(x.shape))
     size = x.shape[-1] * (4 if dtype_of(x) == "float32" else 2)
     require(size <= ROW_BYTES, "x", f"must have rows of up to {ROW_BYTES} bytes", f"{size} bytes")
     require_array("weight", weight, (x.shape[-1],), (dtype_of(x),))
+
+
+def check_add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, lnc: int = 1) -> None:
+    """Raises ValueError if add_rms_norm does not take these arguments."""
+    check_rms_norm(x, weight, eps, lnc)
+    require_array("x", x, ("T", "H"))
+    require_array("residual", residual, tuple(x.shape), (dtype_of(x),))
 
 
 @nki.jit

@@ -18,14 +18,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from vllm_neuron.kernels.tiling import (
-    PARTITIONS,
-    dtype_of,
-    require,
-    require_array,
-    require_cores,
-    share,
-)
+from vllm_neuron.kernels.tiling import PARTITIONS, dtype_of, require, require_array, require_cores, share
 
 HEADS_BYTES = 32768
 """Of the heads of a token in float32 at most: four times that is in a partition of SBUF at the same time."""
@@ -46,6 +39,13 @@ def rope(q: Any, k: Any, cos: Any, sin: Any, lnc: int = 1) -> tuple[Any, Any]:
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
+    check_rope(q, k, cos, sin, lnc)
+    rotated_q, rotated_k = rope_kernel[lnc](q, k, cos, sin)
+    return rotated_q, rotated_k
+
+
+def check_rope(q: Any, k: Any, cos: Any, sin: Any, lnc: int = 1) -> None:
+    """Raises ValueError if rope does not take these arguments."""
     require_cores(lnc)
     require_array("q", q, ("T", "N", "D"))
     tokens, heads, dim = q.shape
@@ -55,8 +55,6 @@ def rope(q: Any, k: Any, cos: Any, sin: Any, lnc: int = 1) -> tuple[Any, Any]:
     require(size <= HEADS_BYTES, "q", f"must have, with k, up to {HEADS_BYTES // 4} elements a token", size // 4)
     for name, table in (("cos", cos), ("sin", sin)):
         require_array(name, table, (tokens, dim // 2), ("float32",))
-    rotated_q, rotated_k = rope_kernel[lnc](q, k, cos, sin)
-    return rotated_q, rotated_k
 
 
 @nki.jit

@@ -8,6 +8,8 @@ PARTITIONS = 128
 """Partitions of SBUF and PSUM."""
 BANK = 512
 """float32 elements per partition of a PSUM bank, which is what one matmul writes at most."""
+EXACT = 2**24
+"""Integers up to here are exact in float32, in which the engines compute indexes and compare."""
 DTYPES = ("float32", "bfloat16")
 """Types that the kernels take."""
 
@@ -64,6 +66,15 @@ def require_cores(lnc: int) -> None:
         ValueError: it is neither 1 nor 2.
     """
     require(lnc in (1, 2), "lnc", "must be 1 or 2", lnc)
+
+
+def require_window(window: int | None) -> None:
+    """Positions that a row looks back on.
+
+    Raises:
+        ValueError: there is not even its own.
+    """
+    require(window is None or window >= 1, "window", "must be 1 or more, or None", window)
 
 
 def require_chunks(argument: str, size: int, most: int) -> None:

@@ -46,6 +46,13 @@ def top_k(logits: Any, k: int, lnc: int = 1) -> tuple[Any, Any]:
     Raises:
         ValueError: an argument breaks a rule of the kernel.
     """
+    check_top_k(logits, k, lnc)
+    values, indices = top_k_kernel[lnc](logits, k)
+    return values, indices
+
+
+def check_top_k(logits: Any, k: int, lnc: int = 1) -> None:
+    """Raises ValueError if top_k does not take these arguments."""
     require_cores(lnc)
     require_array("logits", logits, ("T", "V"))
     rows, vocabulary = logits.shape
@@ -54,8 +61,6 @@ def top_k(logits: Any, k: int, lnc: int = 1) -> tuple[Any, Any]:
         f"must have a vocabulary of pieces of {rounds_of(k) * EIGHT} to {SEARCH} elements, up to {PARTITIONS} of them"
     )
     require(cut(rows, vocabulary, k) > 0, "logits", rule, vocabulary)
-    values, indices = top_k_kernel[lnc](logits, k)
-    return values, indices
 
 
 def argmax(logits: Any, lnc: int = 1) -> Any:
@@ -65,6 +70,11 @@ def argmax(logits: Any, lnc: int = 1) -> Any:
         ValueError: an argument breaks a rule of the kernel.
     """
     return top_k(logits, 1, lnc)[1].reshape(-1)
+
+
+def check_argmax(logits: Any, lnc: int = 1) -> None:
+    """Raises ValueError if argmax does not take these arguments."""
+    check_top_k(logits, 1, lnc)
 
 
 def rounds_of(k):

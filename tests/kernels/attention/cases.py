@@ -24,9 +24,10 @@ class Case:
     dtype: torch.dtype
     lnc: int
     seed: int = 0
+    sinks: bool = False
 
     def arguments(self, positions: torch.Tensor | None = None) -> tuple[Any, ...]:
-        """q, k_cache, v_cache, block_table, positions, scale, window.
+        """q, k_cache, v_cache, block_table, positions, scale, window, sinks.
 
         Args:
             positions: first position of each request; drawn at random by default.
@@ -54,7 +55,8 @@ class Case:
                 kept[slots[0][unseen], slots[1][unseen]] = torch.nan
                 kept[0] = torch.nan
         q = normal(self.requests * self.rows, self.kv_heads * self.group, self.dim)
-        return q, k_cache, v_cache, table, seen.flatten().int(), self.dim**-0.5, self.window
+        sinks = 3 * torch.randn(self.kv_heads * self.group, generator=random) if self.sinks else None
+        return q, k_cache, v_cache, table, seen.flatten().int(), self.dim**-0.5, self.window, sinks
 
 
 def check_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -81,6 +83,7 @@ def decode_cases(draw: st.DrawFn) -> Case:
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         lnc=draw(st.sampled_from([1, 2])),
         seed=draw(st.integers(0, 999)),
+        sinks=draw(st.booleans()),
     )
 
 
@@ -101,4 +104,5 @@ def prefill_cases(draw: st.DrawFn) -> Case:
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
         lnc=draw(st.sampled_from([1, 2])),
         seed=draw(st.integers(0, 999)),
+        sinks=draw(st.booleans()),
     )

@@ -37,11 +37,11 @@ def test_strict_mode_has_nothing_to_note():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"positions": POSITIONS.long()}, "positions is torch.int64 of shape (3,): it must be int32 [T]"),
-        ({"positions": POSITIONS[None]}, "positions is torch.int32 of shape (1, 3): it must be int32 [T]"),
-        ({"context": 0}, "context is 0: it must be 1 to 16777216"),
-        ({"window": 0}, "window is 0: it must be 1 or more, or None"),
-        ({"lnc": 4}, "lnc is 4: it must be 1 or 2"),
+        ({"positions": POSITIONS.long()}, "positions must be int32, not int64"),
+        ({"positions": POSITIONS[None]}, "positions must have shape [T], not (1, 3)"),
+        ({"context": 0}, "context must be 1 to 16777216, not 0"),
+        ({"window": 0}, "window must be 1 or more, or None, not 0"),
+        ({"lnc": 4}, "lnc must be 1 or 2, not 4"),
     ],
 )
 def test_refuses(changed, message):

@@ -51,7 +51,7 @@ def test_many_heads_take_several_blocks_of_rows():
 
 def test_rows_that_nobody_sees_are_not_loaded():
     """Their entries of the block table may be anything."""
-    *arguments, table, positions, scale, window = replace(SMALL, rows=30, window=20).arguments(torch.tensor([100]))
+    *arguments, table, positions, scale, window, _ = replace(SMALL, rows=30, window=20).arguments(torch.tensor([100]))
     expected = paged_attention(*arguments, table, positions, scale, window)
     column = torch.arange(table.shape[1])
     table[0, (column * 16 > 129) | (column * 16 + 15 <= 100 - 20)] = 10**6
@@ -63,30 +63,31 @@ def test_strict_mode_has_nothing_to_note():
 
 
 REFUSED = {
-    "v_cache has shape (17, 16, 1, 64): it must be that of k_cache": lambda a: a | {"v_cache": a["v_cache"][:, :, :1]},
-    "block_table covers 240 positions: it must be a multiple of 128": lambda a: (
+    "v_cache must have shape [17, 16, 2, 64], not (17, 16, 1, 64)": lambda a: a | {"v_cache": a["v_cache"][:, :, :1]},
+    "block_table must cover a multiple of 128 positions, not 240": lambda a: (
         a | {"block_table": a["block_table"][:, :15]}
     ),
-    "k_cache has blocks of 256: at most 128": lambda a: (
+    "k_cache must have blocks of up to 128 slots, not 256": lambda a: (
         a
         | {name: torch.zeros(1).expand(2, 256, 2, 64) for name in ("k_cache", "v_cache")}
         | {"block_table": torch.zeros(1, 1).int()}
     ),
-    "q has 256 heads of 64, 196608 bytes per partition of one core: at most 98304": lambda a: (
+    "q must have heads of up to 98304 bytes per partition of a core, not 196608 of 256 heads of 64": lambda a: (
         a | {"q": torch.zeros(200, 256, 64)}
     ),
-    "k_cache has slots of 18432 bytes on one core: at most 16384": lambda a: (
+    "k_cache must have slots of up to 16384 bytes on a core, not 18432": lambda a: (
         a
         | {"q": torch.zeros(1).expand(200, 36, 128)}
         | {name: torch.zeros(1).expand(17, 16, 36, 128) for name in ("k_cache", "v_cache")}
     ),
-    "lnc is 0: it must be 1 or 2": lambda a: a | {"lnc": 0},
+    "sinks must have shape [4], not (2,)": lambda a: a | {"sinks": torch.zeros(2)},
+    "lnc must be 1 or 2, not 0": lambda a: a | {"lnc": 0},
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refuses(message):
-    names = ("q", "k_cache", "v_cache", "block_table", "positions", "scale", "window")
+    names = ("q", "k_cache", "v_cache", "block_table", "positions", "scale", "window", "sinks")
     arguments = dict(zip(names, SMALL.arguments(), strict=True))
     with pytest.raises(ValueError) as raised:
         paged_prefill_attention(**REFUSED[message](arguments))
