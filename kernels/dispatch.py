@@ -1,43 +1,46 @@
-"""The one place that decides, per op, between a kernel and its torch twin.
+"""The one place that decides, per op, between its kernels and its torch twin.
 
-Each op has a twin in `<op>_torch.py` (its specification). A kernel set replaces some of them while a graph is traced:
+Each op has a twin in `<op>_torch.py` (its specification). Kernel sets replace some of them while a graph is traced:
 
-    with using(KernelSet.CPU):
-        traced = route.trace(...)
+    selection = select("neuron_native", cpu_mode=True, ...)   from the route, the device and the variables
+    with using(*selection.sets, options=selection.options):
+        traced = route.trace(...)                             from shapes and dtypes of each call
+
+The first of the sets that has the op and takes the arguments computes it; the twins take all. `choices` tells what is
+known before any graph is traced, and the log at debug level what became of each op in a graph, and why.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+from vllm_neuron import envs
 from vllm_neuron.kernels.argmax_torch import argmax
 from vllm_neuron.kernels.embedding_torch import embedding
 from vllm_neuron.kernels.kv_write_torch import kv_write
 from vllm_neuron.kernels.linear_torch import linear
 from vllm_neuron.kernels.log_sum_exp_torch import log_sum_exp
 from vllm_neuron.kernels.mask_logits_torch import mask_logits
+from vllm_neuron.kernels.nki_ops import NkiOps, NkiOptions
 from vllm_neuron.kernels.paged_attention_torch import paged_attention
+from vllm_neuron.kernels.refusal import RefusedError
 from vllm_neuron.kernels.rms_norm_torch import add_rms_norm, rms_norm
 from vllm_neuron.kernels.rope_torch import rope, rope_tables
 from vllm_neuron.kernels.silu_mul_torch import silu_mul
 from vllm_neuron.kernels.top_k_torch import top_k
 
-Implementations = Mapping[str, Callable[..., Any]]
+logger = logging.getLogger(__name__)
 
+Implementation = Callable[..., Any]
 
-class KernelSet(Enum):
-    """Where the implementation of an op comes from."""
-
-    TORCH = "torch"
-    """The torch twins: every route can lower them."""
-    CPU = "cpu"
-    """C++ kernels for the native route in CPU mode."""
-
-
-_TWINS: Implementations = {
+_TWINS: Mapping[str, Implementation] = {
     op.__name__: op
     for op in (
         embedding,
@@ -55,32 +58,176 @@ _TWINS: Implementations = {
         log_sum_exp,
     )
 }
-_MODULES: Mapping[KernelSet, str] = {KernelSet.CPU: "vllm_neuron.kernels.cpu.ops"}
-"""Every other kernel set to the module whose functions of the ops' names replace the twins."""
-
 OPS: tuple[str, ...] = tuple(_TWINS)
 """Names of all ops."""
 
-_active: ContextVar[Implementations] = ContextVar("implementations", default=_TWINS)
+
+class KernelSet(Enum):
+    """Where the implementation of an op comes from."""
+
+    TORCH = "torch"
+    """The torch twins: every route can lower them."""
+    CPU = "cpu"
+    """C++ kernels for the native route in CPU mode."""
+    NKI = "nki"
+    """NKI kernels, on Neuron devices or in the simulator."""
+
+
+COVERED: Mapping[KernelSet, frozenset[str]] = {
+    KernelSet.TORCH: frozenset(OPS),
+    KernelSet.CPU: frozenset(OPS) - {"rope_tables"},
+    KernelSet.NKI: frozenset(op for op in OPS if hasattr(NkiOps, op)),
+}
+"""The ops of each set, known without building or importing any."""
+
+_NAMES = {KernelSet.TORCH: "torch twin", KernelSet.CPU: "C++ kernel", KernelSet.NKI: "NKI kernel"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The kernel sets of a configuration.
+
+    Attributes:
+        sets: in order of preference; the twins, which take what is left, need not be among them.
+        options: how NKI kernels are called.
+        reasons: for each set but the twins, why it is in use or why not.
+    """
+
+    sets: tuple[KernelSet, ...]
+    options: NkiOptions
+    reasons: Mapping[KernelSet, str]
+
+
+class Choice(NamedTuple):
+    """What computes an op, and why."""
+
+    op: str
+    implementation: str
+    why: str
+
+
+def select(
+    backend: str, cpu_mode: bool, disabled: bool, simulated: bool, torch_mask: bool, cores: int, nki_installed: bool
+) -> Selection:
+    """The kernel sets for a route and a device.
+
+    Args:
+        backend: name of the compile route.
+        cpu_mode: graphs run on the CPU instead of Neuron devices.
+        disabled: VLLM_NEURON_DISABLE_NKI_KERNELS.
+        simulated: NKI_SIMULATOR.
+        torch_mask: VLLM_NEURON_ATTN_MASK_TORCH.
+        cores: physical cores of a logical core on the device, 1 or 2.
+        nki_installed: the nki package of the Neuron SDK is there.
+    """
+    native = backend == envs.NATIVE
+    if disabled:
+        usable = dict.fromkeys((KernelSet.NKI, KernelSet.CPU), (False, "VLLM_NEURON_DISABLE_NKI_KERNELS=1"))
+    elif cpu_mode:
+        simulator = "in the nki package's own simulator" if nki_installed else "in the simulator"
+        usable = {
+            KernelSet.NKI: (simulated, f"NKI_SIMULATOR={int(simulated)}" + (f": {simulator}" if simulated else "")),
+            KernelSet.CPU: (native, "native route in CPU mode" if native else "the XLA route compiles torch twins"),
+        }
+    else:
+        why = "native route on Neuron devices" if nki_installed else "the nki package of the Neuron SDK is missing"
+        why = why if native else "the XLA route cannot put NKI kernels into what it hands to neuronx-cc yet"
+        usable = {
+            KernelSet.NKI: (native and nki_installed, why),
+            KernelSet.CPU: (False, "not on Neuron devices"),
+        }
+    options = NkiOptions(
+        on_device=not cpu_mode, in_place=native, torch_mask=torch_mask, cores=1 if cpu_mode else cores
+    )
+    sets = tuple(kernels for kernels, (works, _) in usable.items() if works)
+    return Selection(sets, options, {kernels: why for kernels, (_, why) in usable.items()})
+
+
+def choices(selection: Selection) -> tuple[Choice, ...]:
+    """What computes each op as long as it takes the arguments, which is known only when a graph is traced."""
+    return tuple(_choice(selection, op) for op in OPS)
+
+
+def _choice(selection: Selection, op: str) -> Choice:
+    whys = []
+    for kernels, reason in selection.reasons.items():
+        covered = op in COVERED[kernels]
+        if covered and kernels in selection.sets:
+            whys.append(reason)
+            return Choice(op, _NAMES[kernels], "; ".join(whys))
+        whys.append(f"{_NAMES[kernels]}: {reason}" if covered else f"there is no {_NAMES[kernels]}")
+    return Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys))
+
+
+@dataclass(frozen=True)
+class _Active:
+    """What is in use inside of a block: per op the sets to try in turn, and what was logged already."""
+
+    candidates: Mapping[str, tuple[tuple[KernelSet, Implementation], ...]]
+    logged: set[Choice] = field(default_factory=set)
+
+
+def _active_of(sets: tuple[KernelSet, ...], options: NkiOptions) -> _Active:
+    modules = [(kernels, _load(kernels, options)) for kernels in (*sets, KernelSet.TORCH)]
+    return _Active(
+        {op: tuple((k, getattr(found, op)) for k, found in modules if hasattr(found, op)) for op in OPS}
+    )
+
+
+def _load(kernels: KernelSet, options: NkiOptions) -> Any:
+    """What has the implementations of a set under the ops' names; imported, and built, only now."""
+    match kernels:
+        case KernelSet.TORCH:
+            return SimpleNamespace(**_TWINS)
+        case KernelSet.CPU:
+            return import_module("vllm_neuron.kernels.cpu.ops")
+        case KernelSet.NKI:
+            return NkiOps(options)
+
+
+_active: ContextVar[_Active] = ContextVar("active", default=_active_of((), NkiOptions()))
 
 
 @contextmanager
-def using(kernels: KernelSet) -> Iterator[None]:
-    """Trace with this kernel set inside the block. Its module is imported, and built, only now."""
-    token = _active.set(_implementations(kernels))
+def using(*sets: KernelSet, options: NkiOptions = NkiOptions()) -> Iterator[None]:
+    """Trace with these kernel sets inside the block, the first before the others.
+
+    Args:
+        sets: in order of preference; what they lack or do not take is left to the torch twins.
+        options: how NKI kernels are called.
+    """
+    token = _active.set(_active_of(sets, options))
     try:
         yield
     finally:
         _active.reset(token)
 
 
-def implementation(op: str) -> Callable[..., Any]:
-    """The function that computes `op` under the active kernel set."""
-    return _active.get()[op]
+def implementation(op: str) -> Implementation:
+    """The function that computes `op` under the active kernel sets."""
+    active = _active.get()
+    candidates = active.candidates[op]
+    if len(candidates) == 1:
+        return candidates[0][1]
+
+    @wraps(candidates[0][1])
+    def first_that_takes(*args: Any, **kwargs: Any) -> Any:
+        whys = []
+        for kernels, function in candidates[:-1]:
+            try:
+                result = function(*args, **kwargs)
+            except RefusedError as refused:
+                whys.append(f"{_NAMES[kernels]}: {refused}")
+            else:
+                _log(active, Choice(op, _NAMES[kernels], "; ".join(whys) or "takes these arguments"))
+                return result
+        _log(active, Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys)))
+        return candidates[-1][1](*args, **kwargs)
+
+    return first_that_takes
 
 
-def _implementations(kernels: KernelSet) -> Implementations:
-    if kernels not in _MODULES:
-        return _TWINS
-    module = import_module(_MODULES[kernels])
-    return {op: getattr(module, op, twin) for op, twin in _TWINS.items()}
+def _log(active: _Active, choice: Choice) -> None:
+    if choice not in active.logged:
+        active.logged.add(choice)
+        logger.debug("%s: %s (%s)", *choice)

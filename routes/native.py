@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
+from vllm_neuron.kernels import opaque
 from vllm_neuron.routes import blob, native_code
 from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
@@ -113,7 +114,8 @@ class NativeLowered:
         return tuple(map(str, self.signature.arguments))
 
     def kernel_packages(self) -> tuple[str, ...]:
-        return ("vllm_neuron.kernels.cpu",) if f"torch.ops.{_CPU_KERNELS}." in self.source else ()
+        cpu = ("vllm_neuron.kernels.cpu",) if f"torch.ops.{_CPU_KERNELS}." in self.source else ()
+        return (*cpu, *opaque.sources(self.source))
 
     def compile(self) -> Executable:
         """Raises RuntimeError if torch-neuronx is needed and is not there."""
@@ -222,11 +224,14 @@ def _source(graph: torch.fx.Graph, signature: Signature, platform: str) -> str:
 
 def _function(source: str, platform: str) -> FlatStep:
     """The step that a source describes, ready to run on a platform."""
+    if f"torch.ops.{_CPU_KERNELS}." in source:
+        importlib.import_module("vllm_neuron.kernels.cpu.ops")
+    if platform != "cpu":
+        _import_torch_neuronx()
+    if f"torch.ops.{opaque.NAMESPACE}." in source:
+        opaque.register(on_device=platform != "cpu")
     if platform == "cpu":
-        if f"torch.ops.{_CPU_KERNELS}." in source:
-            importlib.import_module("vllm_neuron.kernels.cpu.ops")
         return native_code.load(source)
-    _import_torch_neuronx()
     # Neuron's backend compiles at the first call, and finds what it compiled before in its own cache.
     return torch.compile(native_code.load(source), backend=_BACKEND, fullgraph=True, dynamic=False)
 

@@ -17,7 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
-from vllm_neuron.routes import blob, neuronx_cc
+from vllm_neuron.kernels import opaque
+from vllm_neuron.routes import blob, neuronx_cc, xla_kernels
 from vllm_neuron.routes.capture import Captured, Leaf, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
@@ -27,7 +28,7 @@ from vllm_neuron.routes.xla_pjrt import Array, Client, Program
 
 _CPU_PACKAGES = {"torch_xla": "torch-xla==2.9.0", "jax": "jax==0.10.2", "jaxlib": "jaxlib==0.10.2"}
 _NEURON_PACKAGES = {"libneuronxla": "libneuronxla", "neuronxcc": "neuronx-cc"}
-_LOWERING = ("capture", "neuronx_cc", "xla", "xla_cpu", "xla_interpreter", "xla_lower", "xla_pjrt")
+_LOWERING = ("capture", "neuronx_cc", "xla", "xla_cpu", "xla_interpreter", "xla_kernels", "xla_lower", "xla_pjrt")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class XlaExecutable:
         arguments += kv_cache
         arguments += [self.client.put(leaf) for leaf in pytree.tree_leaves(inputs)]
         results = self.program([arguments[index] for index in signature.parameters])
+        xla_kernels.raise_failure()
         outputs = [self.client.fetch(array) for array in results[: signature.num_outputs]]
         return pytree.tree_unflatten(outputs, signature.outputs), tuple(results[signature.num_outputs :])
 
@@ -95,7 +97,7 @@ class XlaLowered:
         return tuple(map(str, self.leaves))
 
     def kernel_packages(self) -> tuple[str, ...]:
-        return ()
+        return opaque.sources(self.stablehlo.text)
 
     def compile(self) -> Executable:
         """Raises CompilerError if neuronx-cc fails."""
@@ -241,7 +243,10 @@ def versions(platform: str) -> dict[str, str]:
 
 def _client(platform: str) -> Client:
     """The PJRT client, which has one name for all kinds of Neuron devices."""
-    return Client.get("cpu" if platform == "cpu" else "neuron")
+    client = Client.get("cpu" if platform == "cpu" else "neuron")
+    if platform == "cpu":
+        xla_kernels.register()
+    return client
 
 
 def _pack(name: str, signature: ProgramSignature, platform: str, program: bytes | Neff) -> bytes:

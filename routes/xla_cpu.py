@@ -158,6 +158,10 @@ class CpuInterpreter(XlaInterpreter):
         dtype = self._kv_dtypes.get(str(target))
         return value if dtype is None else _Bits(value, dtype)
 
+    def numbers(self, value: Any) -> Any:
+        """A value of the graph as an operator takes it."""
+        return _numbers(value)
+
     def wide_product(self, x: Any, y: Any) -> torch.Tensor:
         """x [M, K] times y [K, N]: [M, N] float32, not rounded to the factors' dtype."""
         x = _numbers(x)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Interpreter
 
+from vllm_neuron.routes import xla_kernels
 from vllm_neuron.routes.capture import Captured
 
 _aten = torch.ops.aten
@@ -35,7 +36,14 @@ class XlaInterpreter(Interpreter):
         if n.target is _aten.sort.stable:
             (x,), kwargs = self.fetch_args_kwargs_from_env(n)
             return _sort(x, kwargs, _largest_wanted(n))
+        if xla_kernels.is_kernel(n.target):
+            args, _ = self.fetch_args_kwargs_from_env(n)
+            return xla_kernels.emit(n.target, [self.numbers(value) for value in args], n.meta["val"])
         return super().run_node(n)
+
+    def numbers(self, value: Any) -> Any:
+        """A value of the graph as an operator takes it."""
+        return value
 
     def wide_product(self, x: Any, y: Any) -> torch.Tensor:
         """x [M, K] times y [K, N]: [M, N] float32, not rounded to the factors' dtype."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from vllm_neuron.routes import xla_kernels
 from vllm_neuron.routes.capture import Captured
 from vllm_neuron.routes.xla_cpu import CpuInterpreter
 from vllm_neuron.routes.xla_interpreter import XlaInterpreter
@@ -96,6 +97,9 @@ def _stablehlo(name: str, hlo: bytes, num_parameters: int, donated: Mapping[int,
                 entry["tf.aliasing_output"] = ir.IntegerAttr.get(index, donated[parameter])
             attributes.append(ir.DictAttr.get(entry))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
+        for operation in main.entry_block.operations:
+            if operation.name == "stablehlo.custom_call" and operation.call_target_name.value == xla_kernels.CALL_TARGET:
+                xla_kernels.fix_layouts(operation)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         return str(module)
 

@@ -7,6 +7,7 @@ Each is an operator `torch.ops.vllm_neuron_cpu.<name>`: opaque to a graph, so th
 import torch
 
 from vllm_neuron.kernels.cpu import build
+from vllm_neuron.kernels.refusal import RefusedError
 
 build.load()
 _ops = torch.ops.vllm_neuron_cpu
@@ -60,8 +61,15 @@ def paged_attention(
     positions: torch.Tensor,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `paged_attention_torch`."""
+    """See `paged_attention_torch`.
+
+    Raises:
+        RefusedError: there are sinks.
+    """
+    if sinks is not None:
+        raise RefusedError("sinks must be None")
     return _ops.paged_attention(q, k_cache, v_cache, block_table, positions, scale, window)
 
 

@@ -59,7 +59,6 @@ class Variable:
         default: its value when unset; None means that nothing is in effect then.
         meaning: one line.
         parse: text without surrounding white space -> value.
-        capability: what is missing as long as the variable is not supported yet; None when it is supported.
         alias: another name of it, read only while `name` itself is unset.
     """
 
@@ -68,12 +67,7 @@ class Variable:
     default: Any
     meaning: str
     parse: Callable[[str], Any]
-    capability: str | None = None
     alias: str | None = None
-
-    @property
-    def supported(self) -> bool:
-        return self.capability is None
 
 
 class Effective(NamedTuple):
@@ -168,8 +162,7 @@ _TABLE = (
     Variable("VLLM_NEURON_LOG_LEVEL", "str", "INFO", "Log level of this plugin.", _log_level),
     Variable("VLLM_NEURON_DISABLE_NKI_KERNELS", "bool", False, "Use the torch form of every operation, no kernels.",
              _bool),
-    Variable("NKI_SIMULATOR", "bool", False, "Run NKI kernels on the CPU in the simulator.", _bool,
-             capability="graphs that call NKI kernels"),
+    Variable("NKI_SIMULATOR", "bool", False, "Run NKI kernels on the CPU in the simulator.", _bool),
     Variable("NKI_PRECISE_FP", "bool", True, "Keep the precision of float types in the simulator; 0 uses float32.",
              _bool),
     Variable("VLLM_NEURON_ATTN_MASK_TORCH", "bool", False, "Build the decode attention mask in PyTorch, not in NKI.",

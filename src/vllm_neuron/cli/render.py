@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_neuron.cli.report import Report
+from vllm_neuron.cli.tables import new_table
 
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
@@ -15,6 +16,7 @@ _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 def as_json(report: Report) -> str:
     """The report as one JSON object."""
     document = asdict(report) | {
+        "kernels": [choice._asdict() for choice in report.kernels],
         "environment": {row.name: {"value": row.value, "source": row.source} for row in report.environment},
         "healthy": report.healthy,
     }
@@ -34,7 +36,12 @@ def show(report: Report, console: Console | None = None) -> None:
         mark = " (selected)" if route.selected else ""
         console.print(f"{route.name}{mark}: works: {_YES if route.works else _NO}")
         console.print(f"  {escape(route.reason)}")
-    console.print(f"Kernels: {report.kernels.name} ({escape(report.kernels.reason)})")
+
+    _heading(console, "Ops")
+    table = new_table("op", "implementation", "why")
+    for choice in report.kernels:
+        table.add_row(*map(escape, choice))
+    console.print(table)
 
     _heading(console, "Devices")
     console.print("\n".join(report.devices) or "no /dev/neuron*")

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import vllm_neuron
 from vllm_neuron import envs
 from vllm_neuron.cli.versions import NEURON, RUNTIME, Package, package
 from vllm_neuron.compilation.cache import local_cache_root
 from vllm_neuron.config.resolved import ResolvedConfig
+
+if TYPE_CHECKING:
+    from vllm_neuron.kernels.dispatch import Choice
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,6 @@ class CacheFolder:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The kernel set that graphs are traced with, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Report:
     """Everything; `healthy` is that the selected route works."""
 
@@ -78,7 +73,7 @@ class Report:
     packages: tuple[Package, ...]
     routes: tuple[RouteReport, ...]
     devices: tuple[str, ...]
-    kernels: Kernels
+    kernels: "tuple[Choice, ...]"
     cache: CacheFolder
     environment: tuple[envs.Effective, ...]
     warnings: tuple[str, ...]
@@ -142,14 +137,12 @@ def devices() -> tuple[str, ...]:
     return tuple(sorted(str(path) for path in Path("/dev").glob("neuron[0-9]*")))
 
 
-def kernels() -> Kernels:
-    """The kernel set of the environment's backend and mode."""
-    from vllm_neuron.engine.compiler import kernel_set_of
+def kernels() -> "tuple[Choice, ...]":
+    """What computes each op in the graphs of the environment's backend and mode."""
+    from vllm_neuron.engine.compiler import kernels_of
+    from vllm_neuron.kernels.dispatch import choices
 
-    choices = _choices()
-    reason = f"{choices.backend} route {'in CPU mode' if choices.cpu_mode else 'on Neuron devices'}"
-    disabled = int(choices.disable_nki_kernels)
-    return Kernels(kernel_set_of(choices).value, f"{reason}, VLLM_NEURON_DISABLE_NKI_KERNELS={disabled}")
+    return choices(kernels_of(_choices()))
 
 
 def _choices() -> ResolvedConfig:
@@ -159,6 +152,8 @@ def _choices() -> ResolvedConfig:
         backend=_value("VLLM_NEURON_BACKEND"),
         cpu_mode=bool(_value("VLLM_NEURON_CPU_MODE")),
         disable_nki_kernels=bool(_value("VLLM_NEURON_DISABLE_NKI_KERNELS")),
+        nki_simulator=bool(_value("NKI_SIMULATOR")),
+        attn_mask_torch=bool(_value("VLLM_NEURON_ATTN_MASK_TORCH")),
         platform_target=_value("NEURON_PLATFORM_TARGET_OVERRIDE") if compile_only else None,
     )
     return cast(ResolvedConfig, fields)

@@ -41,7 +41,7 @@ class GraphKey:
         versions: of every package that lowers, compiles or loads.
         flags: of the compiler, those of the environment included; their order does not count.
         lowering: SHA-256 of the sources of the route.
-        kernels: SHA-256 of the sources of the kernels that the graph calls, by package.
+        kernels: SHA-256 of the sources of the kernels that the graph calls, by package or module.
     """
 
     graph: str
@@ -87,7 +87,7 @@ def graph_key(
         parallel: degrees of parallelism.
         flags: what the route hands to its compiler; `environment_flags()` are added.
         modules: modules whose sources decide how the route lowers.
-        kernel_packages: packages of the kernels that the graph calls by name.
+        kernel_packages: packages and modules of the kernels that the graph calls by name.
     """
     return GraphKey(
         graph=hashlib.sha256(text.encode()).hexdigest(),
@@ -160,13 +160,17 @@ def _describe(value: object) -> object:
 
 @cache
 def source_digest(packages: tuple[str, ...]) -> str:
-    """Digest of all source files of these packages and their subpackages, by relative name and content."""
+    """Digest of all source files of these packages and their subpackages, by relative name and content.
+
+    Of a module it is that of its file.
+    """
     digest = hashlib.sha256()
     for package in packages:
         spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise ModuleNotFoundError(f"no package {package!r}", name=package)
-        digest.update(_tree_digest(Path(spec.submodule_search_locations[0])).encode())
+        folders = spec.submodule_search_locations if spec is not None else None
+        if spec is None or not (folders or spec.origin):
+            raise ModuleNotFoundError(f"no package or module {package!r}", name=package)
+        digest.update((_tree_digest(Path(folders[0])) if folders else module_digest((package,))).encode())
     return digest.hexdigest()
 
 

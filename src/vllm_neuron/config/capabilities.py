@@ -196,10 +196,9 @@ def _environment(variables: Mapping[str, Any], unreadable: Collection[str]) -> I
                     "cannot be combined with NEURON_LIBTORCH_DISABLE_COMPILE_CACHE=1, which compiles every graph anew"
                 )
                 yield Fault(name, variables[name], rule, "Unset one of the two.")
-    for variable in envs.VARIABLES.values():
-        value = variables[variable.name]
-        if variable.capability and value != variable.default:
-            yield _later(variable.capability, variable.name, 1 if value is True else value, f"Unset {variable.name}.")
+    if variables["NKI_SIMULATOR"] and not variables["VLLM_NEURON_CPU_MODE"]:
+        rule = "needs VLLM_NEURON_CPU_MODE=1: on Neuron devices, and where one compiles for them, nothing is simulated"
+        yield Fault("NKI_SIMULATOR", 1, rule, "Set VLLM_NEURON_CPU_MODE=1, or unset it.")
 
 
 def schedules_asynchronously(settings: ServingSettings, parsed: Parsed) -> bool:
@@ -220,12 +219,7 @@ def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping
         yield Notice(logging.WARNING, text)
     if variables["VLLM_NEURON_RESERVED_HEADROOM_GIB"] is not None:
         yield from _headroom(settings, variables)
-    if variables["VLLM_NEURON_ATTN_MASK_TORCH"]:
-        text = (
-            "VLLM_NEURON_ATTN_MASK_TORCH=1: granted. The decode attention mask is built without an NKI kernel in every "
-            "mode of this release."
-        )
-        yield Notice(logging.INFO, text)
+    yield from _kernels(variables)
     on_device = neuron.on_device_sampling_config
     if on_device and on_device.all_greedy:
         for name in ("top_k", "top_p"):
@@ -242,6 +236,22 @@ def warnings(settings: ServingSettings, neuron: NeuronConfig, variables: Mapping
             f"Scheduling is synchronous. Async scheduling needs on-device sampling: set {SAMPLING} (to {{}}, say) to "
             "turn both on. See docs/troubleshooting.md#async-scheduling-not-engaging."
         )
+        yield Notice(logging.INFO, text)
+
+
+def _kernels(variables: Mapping[str, Any]) -> Iterator[Notice]:
+    disabled, simulated = variables["VLLM_NEURON_DISABLE_NKI_KERNELS"], variables["NKI_SIMULATOR"]
+    if simulated and disabled:
+        text = "NKI_SIMULATOR has no effect, because VLLM_NEURON_DISABLE_NKI_KERNELS=1 uses no NKI kernels."
+        yield Notice(logging.WARNING, text)
+    elif simulated:
+        text = "NKI_SIMULATOR=1: NKI kernels run in a simulator, which is thousands of times slower than the CPU kernels."
+        yield Notice(logging.WARNING, text)
+    elif not variables["NKI_PRECISE_FP"]:
+        yield Notice(logging.WARNING, "NKI_PRECISE_FP has no effect without NKI_SIMULATOR=1.")
+    native_on_device = variables["VLLM_NEURON_BACKEND"] == envs.NATIVE and not variables["VLLM_NEURON_CPU_MODE"]
+    if variables["VLLM_NEURON_ATTN_MASK_TORCH"] and (disabled or not (simulated or native_on_device)):
+        text = "VLLM_NEURON_ATTN_MASK_TORCH=1: granted. No NKI kernel takes part in decode attention in this mode."
         yield Notice(logging.INFO, text)
 
 

@@ -61,6 +61,8 @@ def resolve(
         v2_model_runner=dense if runner is None else runner,
         disable_warmup_compile=variables["VLLM_NEURON_DISABLE_WARMUP_COMPILE"],
         disable_nki_kernels=variables["VLLM_NEURON_DISABLE_NKI_KERNELS"],
+        nki_simulator=variables["NKI_SIMULATOR"],
+        attn_mask_torch=variables["VLLM_NEURON_ATTN_MASK_TORCH"],
         cpu_compile=variables["VLLM_NEURON_CPU_COMPILE"],
         platform_target=variables["NEURON_PLATFORM_TARGET_OVERRIDE"] if variables["VLLM_NEURON_CPU_COMPILE"] else None,
         disable_compile_cache=variables["NEURON_LIBTORCH_DISABLE_COMPILE_CACHE"],

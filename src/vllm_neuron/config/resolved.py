@@ -47,6 +47,8 @@ class ResolvedConfig:
         v2_model_runner: which scheduler protocol the model runner speaks.
         disable_warmup_compile: a graph that is not in the cache is a fatal error.
         disable_nki_kernels: trace torch twins instead of kernels.
+        nki_simulator: trace NKI kernels in CPU mode, which run in the simulator.
+        attn_mask_torch: decode attention takes a mask that torch made.
         disable_compile_cache: compile every graph anew, and keep none.
         compiled_artifacts: folder of compiled graphs to load, or to fill; None for none.
         remote_cache: folder of compiled graphs that machines share; None for none.
@@ -79,6 +81,8 @@ class ResolvedConfig:
     v2_model_runner: bool
     disable_warmup_compile: bool
     disable_nki_kernels: bool
+    nki_simulator: bool = False
+    attn_mask_torch: bool = False
     enable_prompt_embeds: bool = False
     cpu_compile: bool = False
     platform_target: str | None = None

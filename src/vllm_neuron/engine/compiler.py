@@ -17,9 +17,11 @@ from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.sampled_inputs import input_builder
 from vllm_neuron.engine.steps import step_function
-from vllm_neuron.kernels.dispatch import KernelSet, using
+from vllm_neuron.kernels.dispatch import Selection, select, using
+from vllm_neuron.kernels.simulator import real_package
 from vllm_neuron.kv_cache.layout import KVCache, layer_shapes, num_groups
 from vllm_neuron.models.model import Model
+from vllm_neuron.routes.neuronx_cc import logical_cores
 from vllm_neuron.routes.route import Executable, Lowered, Route, Traced
 from vllm_neuron.weights.table import Weights
 
@@ -62,10 +64,21 @@ def open_cache(config: ResolvedConfig, route: Route) -> CompileCache:
     return CompileCache(CacheFolders(local_cache_root(), artifacts, remote), route.name)
 
 
-def kernel_set_of(config: ResolvedConfig) -> KernelSet:
-    """The kernels that a configuration's graphs are traced with."""
-    native_on_cpu = config.backend == "neuron_native" and config.cpu_mode
-    return KernelSet.CPU if native_on_cpu and not config.disable_nki_kernels else KernelSet.TORCH
+def kernels_of(config: ResolvedConfig) -> Selection:
+    """The kernels that a configuration's graphs are traced with.
+
+    Raises:
+        CompilerError: NEURON_LOGICAL_NC_CONFIG has a bad value.
+    """
+    return select(
+        config.backend,
+        config.cpu_mode,
+        disabled=config.disable_nki_kernels,
+        simulated=config.nki_simulator,
+        torch_mask=config.attn_mask_torch,
+        cores=1 if config.cpu_mode else logical_cores(),
+        nki_installed=real_package(),
+    )
 
 
 class GraphCompiler:
@@ -95,7 +108,7 @@ class GraphCompiler:
         self.cache = cache
         self.dtype = dtype
         self.num_blocks = num_blocks
-        self._kernels = kernel_set_of(config)
+        self._kernels = kernels_of(config)
         self._versions = route.versions()
         platform = route.target.platform
         self._target = host_target() if platform == "cpu" else platform
@@ -169,12 +182,12 @@ class GraphCompiler:
     def lower(self, graph: GraphSpec) -> Lowered:
         """The graph in the route's own representation; nothing is compiled."""
         traced = self.trace(graph)
-        with using(self._kernels):
+        with using(*self._kernels.sets, options=self._kernels.options):
             return traced.lower()
 
     def trace(self, graph: GraphSpec) -> Traced:
         """The graph as it is captured, before the route's own lowering."""
-        with using(self._kernels):
+        with using(*self._kernels.sets, options=self._kernels.options):
             return self.route.trace(graph.name, step_function(graph, self.model), *self._arguments(graph))
 
     def fingerprint(self, graph: GraphSpec) -> str | None:
@@ -186,7 +199,8 @@ class GraphCompiler:
             self.num_blocks,
             self.config.block_size,
             self.config.tensor_parallel_size,
-            self._kernels,
+            self._kernels.sets,
+            self._kernels.options,
             self.route.flags(),
         )
         return trace_fingerprint(self.route.name, self._versions, self._target, traced)

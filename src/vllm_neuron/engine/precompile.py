@@ -21,7 +21,7 @@ import torch
 from vllm_neuron.compilation.cache import CacheFolders, CompileCache, Source
 from vllm_neuron.compilation.pool import Job, JobDone, run_jobs
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.compiler import CompiledGraph, GraphCompiler, kernel_set_of
+from vllm_neuron.engine.compiler import CompiledGraph, GraphCompiler, kernels_of
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.progress import GraphCompiled, Report, compile_progress
 from vllm_neuron.kernels.dispatch import using
@@ -147,7 +147,8 @@ def _compile_in_processes(
     warned: set[str] = set()
     progress = compile_progress(len(jobs)) if report is None else nullcontext(report)
     # Kernels that have to be built first are built here: once, and not in the time of a graph.
-    with using(kernel_set_of(config)), progress as show:
+    kernels = kernels_of(config)
+    with using(*kernels.sets, options=kernels.options), progress as show:
 
         def tell(done: JobDone) -> None:
             result: CompileResult = done.result

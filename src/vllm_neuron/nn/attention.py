@@ -30,10 +30,12 @@ def paged_attention(
     positions: torch.Tensor,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention of q [T, N, D] over caches [NB, BS, K, D]: [T, N, D].
 
     Row t reads positions 0 .. positions[t] (or the last `window` of them) of its request, found through
-    block_table [B, S / BS]. Its own keys and values must already be in the cache.
+    block_table [B, S / BS]. Its own keys and values must already be in the cache. `sinks` [N] float32 are scores that
+    take part in the softmax and have no value.
     """
-    return implementation("paged_attention")(q, k_cache, v_cache, block_table, positions, scale, window)
+    return implementation("paged_attention")(q, k_cache, v_cache, block_table, positions, scale, window, sinks)
