@@ -17,7 +17,10 @@ import nki  # noqa: E402
 import nki.isa as nisa  # noqa: E402
 import nki.language as nl  # noqa: E402
 
+from vllm_neuron.kernels.paged_prefill_attention import paged_prefill_attention_kernel  # noqa: E402
+
 P, N = 128, 512
+CACHE = (32, 32, 8, 128)
 
 
 def product(a: Any, b: Any) -> Any:
@@ -41,3 +44,15 @@ def test_instructions_per_second(benchmark: Any, values: bool) -> None:
     a, b = np.ones((512, 1024), ml_dtypes.bfloat16), np.ones((512, 1024), ml_dtypes.bfloat16)
     run = benchmark(lambda: nki.simulate(product).run(a, b, trace=not values, values=values))
     benchmark.extra_info["instructions_per_second"] = run.instructions / benchmark.stats.stats.median
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32], ids=["bfloat16", "float32"])
+def test_prefill_attention_of_1024_tokens(benchmark: Any, dtype: Any) -> None:
+    """8 query heads of 128, each with a KV head of its own."""
+    random = np.random.default_rng(0)
+    q, k_cache, v_cache = (random.standard_normal(shape).astype(dtype) for shape in ((1024, 8, 128), *2 * [CACHE]))
+    table, positions = np.arange(32, dtype=np.int32)[None], np.arange(1024, dtype=np.int32)
+    arguments = q, k_cache, v_cache, table, positions, 128**-0.5
+    run = benchmark.pedantic(lambda: nki.simulate(paged_prefill_attention_kernel).run(*arguments), rounds=3)
+    benchmark.extra_info["instructions_per_second"] = run.instructions / benchmark.stats.stats.median
+    assert benchmark.stats.stats.median < 20

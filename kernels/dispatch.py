@@ -136,9 +136,7 @@ def select(
             KernelSet.NKI: (native and nki_installed, why),
             KernelSet.CPU: (False, "not on Neuron devices"),
         }
-    options = NkiOptions(
-        on_device=not cpu_mode, in_place=native, torch_mask=torch_mask, cores=1 if cpu_mode else cores
-    )
+    options = NkiOptions(on_device=not cpu_mode, in_place=native, torch_mask=torch_mask, cores=1 if cpu_mode else cores)
     sets = tuple(kernels for kernels, (works, _) in usable.items() if works)
     return Selection(sets, options, {kernels: why for kernels, (_, why) in usable.items()})
 
@@ -169,9 +167,7 @@ class _Active:
 
 def _active_of(sets: tuple[KernelSet, ...], options: NkiOptions) -> _Active:
     modules = [(kernels, _load(kernels, options)) for kernels in (*sets, KernelSet.TORCH)]
-    return _Active(
-        {op: tuple((k, getattr(found, op)) for k, found in modules if hasattr(found, op)) for op in OPS}
-    )
+    return _Active({op: tuple((k, getattr(found, op)) for k, found in modules if hasattr(found, op)) for op in OPS})
 
 
 def _load(kernels: KernelSet, options: NkiOptions) -> Any:
@@ -185,11 +181,13 @@ def _load(kernels: KernelSet, options: NkiOptions) -> Any:
             return NkiOps(options)
 
 
-_active: ContextVar[_Active] = ContextVar("active", default=_active_of((), NkiOptions()))
+_DEFAULTS = NkiOptions()
+_TWINS_ONLY = _active_of((), _DEFAULTS)
+_active: ContextVar[_Active] = ContextVar("active", default=_TWINS_ONLY)
 
 
 @contextmanager
-def using(*sets: KernelSet, options: NkiOptions = NkiOptions()) -> Iterator[None]:
+def using(*sets: KernelSet, options: NkiOptions = _DEFAULTS) -> Iterator[None]:
     """Trace with these kernel sets inside the block, the first before the others.
 
     Args:

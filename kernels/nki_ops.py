@@ -54,9 +54,7 @@ class NkiOps:
         """See `rope_torch`."""
         return self._call("rope", q, k, cos, sin)
 
-    def kv_write(
-        self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def kv_write(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """See `kv_write_torch`. Where that is allowed it writes into the caches it is given and returns them."""
         if not self._options.in_place:
             return self._call("kv_written", k_cache, v_cache, k, v, slots)

@@ -1,6 +1,6 @@
-"""The NKI kernels as operators `torch.ops.vllm_neuron_nki.*`: one node each in a graph, whose inside nothing looks at.
+"""The NKI kernels as operators `torch.ops.vllm_neuron_nki.*`: one node each in a graph, which nothing looks into.
 
-On Neuron devices torch-neuronx's `nki_op` makes the operators, which then compile into the graph around them; nobody has
+On Neuron devices torch-neuronx's `nki_op` makes the operators, which compile into the graph around them; nobody has
 run that yet. On the CPU they are torch's own custom operators and run their kernel in the simulator, or in the nki
 package of the Neuron SDK where that is installed. Each has the arguments of its kernel; what it returns is known from
 their shapes alone, and arguments that the kernel does not take are refused while a graph is traced.

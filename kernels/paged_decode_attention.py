@@ -137,7 +137,9 @@ def check_paged_decode_attention(
     part = shape_of(q, k_cache, block_table, dtype_of(q) == "float32", lnc, 0)
     require(part.queries <= P, "q", f"must have up to {P} rows times heads per request and core", part.queries)
     size = part.run * part.kv_heads * part.dim * part.size
-    require(size <= BUFFER_BYTES, "k_cache", f"must have up to {BUFFER_BYTES} bytes in {part.run} slots of a core", size)
+    require(
+        size <= BUFFER_BYTES, "k_cache", f"must have up to {BUFFER_BYTES} bytes in {part.run} slots of a core", size
+    )
     if mask is not None:
         require_array("mask", mask, (q.shape[0], context), ("uint8",))
 

@@ -69,7 +69,7 @@ def emit(target: torch._ops.OpOverload, arguments: Sequence[Any], results: Any) 
 
 
 def fix_layouts(call: Any) -> None:
-    """Say of a custom call in a StableHLO module that all its buffers are row-major: XLA may choose others otherwise."""
+    """Say of a custom call in a StableHLO module that all its buffers are row-major: XLA might choose otherwise."""
     from jaxlib.mlir import ir
 
     def row_major(types: Any) -> ir.ArrayAttr:

@@ -98,7 +98,10 @@ def _stablehlo(name: str, hlo: bytes, num_parameters: int, donated: Mapping[int,
             attributes.append(ir.DictAttr.get(entry))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
         for operation in main.entry_block.operations:
-            if operation.name == "stablehlo.custom_call" and operation.call_target_name.value == xla_kernels.CALL_TARGET:
+            if (
+                operation.name == "stablehlo.custom_call"
+                and operation.call_target_name.value == xla_kernels.CALL_TARGET
+            ):
                 xla_kernels.fix_layouts(operation)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         return str(module)

@@ -12,6 +12,7 @@ import vllm_neuron
 from vllm_neuron.cli import render, report
 from vllm_neuron.cli.main import app
 from vllm_neuron.cli.versions import package
+from vllm_neuron.kernels.dispatch import Choice
 
 
 def test_placeholder_from_pypi_is_told_from_the_real_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,18 +98,24 @@ def test_bad_and_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("backend", "disabled", "name"),
-    [("neuron_native", "0", "cpu"), ("neuron_native", "1", "torch"), ("vllm_neuron", "0", "torch")],
+    ("variables", "name", "why"),
+    [
+        ({}, "C++ kernel", "native route in CPU mode"),
+        ({"NKI_SIMULATOR": "1"}, "NKI kernel", "NKI_SIMULATOR=1"),
+        ({"VLLM_NEURON_DISABLE_NKI_KERNELS": "1"}, "torch twin", "VLLM_NEURON_DISABLE_NKI_KERNELS=1"),
+        ({"VLLM_NEURON_BACKEND": "vllm_neuron"}, "torch twin", "the XLA route compiles torch twins"),
+    ],
 )
-def test_kernel_set_is_the_one_that_the_engine_chooses(
-    backend: str, disabled: str, name: str, monkeypatch: pytest.MonkeyPatch
+def test_each_op_is_computed_by_what_the_engine_chooses(
+    variables: dict[str, str], name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_NEURON_CPU_MODE", "1")
-    monkeypatch.setenv("VLLM_NEURON_BACKEND", backend)
-    monkeypatch.setenv("VLLM_NEURON_DISABLE_NKI_KERNELS", disabled)
-    found = report.kernels()
-    assert found.name == name
-    assert backend in found.reason
+    for variable in ("NKI_SIMULATOR", "VLLM_NEURON_BACKEND", "VLLM_NEURON_DISABLE_NKI_KERNELS"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in {"VLLM_NEURON_CPU_MODE": "1", **variables}.items():
+        monkeypatch.setenv(variable, value)
+    (found,) = (choice for choice in report.kernels() if choice.op == "rms_norm")
+    assert found.implementation == name
+    assert why in found.why
 
 
 def test_routes_of_a_machine_without_devices_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +147,7 @@ def a_report(**changes: Any) -> report.Report:
             report.RouteReport("vllm_neuron", False, False, "torch_xla [missing]", {}),
         ),
         "devices": (),
-        "kernels": report.Kernels("cpu", "why"),
+        "kernels": (Choice("rms_norm", "C++ kernel", "because [of this]"),),
         "cache": report.CacheFolder("/somewhere", True, False, 3, 2**20),
         "environment": (),
         "warnings": ("something [odd]",),
@@ -159,7 +166,16 @@ def test_report_for_people_says_it_all() -> None:
     console = Console(record=True, width=120)
     render.show(a_report(), console)
     text = console.export_text()
-    for part in ("torch_xla [missing]", "something [odd]", "no /dev/neuron*", "3 graphs, 1.0 MiB", "(selected)"):
+    for part in (
+        "rms_norm",
+        "C++ kernel",
+        "because [of this]",
+        "torch_xla [missing]",
+        "something [odd]",
+        "no /dev/neuron*",
+        "3 graphs, 1.0 MiB",
+        "(selected)",
+    ):
         assert part in text
 
 

@@ -16,12 +16,13 @@ import torch
 from tests.engine.fixtures import NUM_BLOCKS, SMALL, StandInRoute, config, random_weights, tiny_model
 from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.compiler import CompileForbiddenError, kernel_set_of
+from vllm_neuron.engine.compiler import CompileForbiddenError, kernels_of
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import GraphSpec, NoBucketError, list_graphs
 from vllm_neuron.engine.inputs import Row
 from vllm_neuron.engine.progress import GraphReady, warm_up_progress
 from vllm_neuron.kernels.dispatch import KernelSet
+from vllm_neuron.kernels.nki_ops import NkiOptions
 from vllm_neuron.models.model import Model, StepInputs
 
 VOCAB = 96
@@ -349,16 +350,22 @@ def test_progress_on_a_terminal_is_a_bar_and_a_line_per_graph(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "sets"),
     [
-        ({"disable_nki_kernels": False}, KernelSet.CPU),
-        ({"disable_nki_kernels": True}, KernelSet.TORCH),
-        ({"disable_nki_kernels": False, "backend": "vllm_neuron"}, KernelSet.TORCH),
-        ({"disable_nki_kernels": False, "cpu_mode": False}, KernelSet.TORCH),
+        ({}, (KernelSet.CPU,)),
+        ({"nki_simulator": True}, (KernelSet.NKI, KernelSet.CPU)),
+        ({"disable_nki_kernels": True}, ()),
+        ({"backend": "vllm_neuron"}, ()),
+        ({"cpu_mode": False}, ()),
     ],
 )
-def test_kernel_set(changes: dict[str, object], expected: KernelSet) -> None:
-    assert kernel_set_of(config(**changes)) is expected
+def test_kernel_sets(changes: dict[str, object], sets: tuple[KernelSet, ...]) -> None:
+    assert kernels_of(config(**{"disable_nki_kernels": False, **changes})).sets == sets
+
+
+def test_options_of_kernels() -> None:
+    options = kernels_of(config(attn_mask_torch=True, backend="vllm_neuron", cpu_mode=False)).options
+    assert options == NkiOptions(on_device=True, in_place=False, torch_mask=True, cores=2)
 
 
 def test_graph_names_are_unique() -> None:

@@ -156,6 +156,7 @@ CHANGES: dict[str, Change] = {
     "tensor parallel degree": with_config(tensor_parallel_size=2),
     "compile route (VLLM_NEURON_BACKEND)": made(),
     "VLLM_NEURON_DISABLE_NKI_KERNELS": with_config(disable_nki_kernels=True),
+    "NKI_SIMULATOR": with_config(nki_simulator=True),
     "sources of the kernels that the graph calls": another_source("source_digest", ("vllm_neuron.kernels.cpu",)),
     "sources of the route that lowers it": another_source("module_digest", ()),
 }

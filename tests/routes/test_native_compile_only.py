@@ -14,9 +14,16 @@ from vllm_neuron.routes.route import Target
 STAND_IN = """
 import os
 from torch._dynamo import register_backend
+from torch.library import custom_op
 
 SETTINGS = os.environ.get("TORCH_NEURONX_COMPILE_ONLY"), os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
 COMPILED = []
+OPERATORS = []
+
+
+def nki_op(name, mutates_args):
+    OPERATORS.append(name.removeprefix("vllm_neuron_nki::"))
+    return custom_op(name, mutates_args=mutates_args)
 
 
 @register_backend(name="neuron")
@@ -51,6 +58,27 @@ for one in (executable, loaded):
         print(error)
 """
 
+KERNELS = """
+from tests.routes.native_steps import MODEL, cache, inputs, to_meta, weights
+from vllm_neuron.kernels import simulator
+from vllm_neuron.kernels.dispatch import KernelSet, using
+from vllm_neuron.kernels.nki_ops import NkiOptions
+from vllm_neuron.routes import native
+from vllm_neuron.routes.route import Target
+
+simulator.install()  # stands in for the nki package, whose kernels are only looked at
+native._DEVICE = "meta"
+route = native.NativeRoute(Target("trn2", compile_only=True))
+route.probe()
+arguments = to_meta(weights()), cache(9, device="meta"), to_meta(inputs(2, 1))
+with using(KernelSet.NKI, options=NkiOptions(on_device=True, cores=2)):
+    lowered = route.trace("decode_b2", MODEL.step, *arguments).lower()
+lowered.compile()
+import torch_neuronx
+print(*sorted(torch_neuronx.OPERATORS))
+print(lowered.text().count("= vllm_neuron_nki_"), lowered.text().count(", 2)\\n"), len(torch_neuronx.COMPILED))
+"""
+
 
 def run(program: str, folder: Path, **variables: str) -> list[str]:
     root = Path(__file__).parents[2]
@@ -70,6 +98,13 @@ def test_the_step_is_compiled_by_one_call_on_tensors_without_contents(tmp_path: 
     assert shapes == "4 True", "keys and values of two layers, and two rows"
     assert len(errors) == 2
     assert all("decode_b2 is compiled for trn2, and this machine only compiles" in error for error in errors)
+
+
+def test_kernels_are_operators_of_torch_neuronx(tmp_path: Path) -> None:
+    (tmp_path / "torch_neuronx.py").write_text(STAND_IN)
+    operators, counts = run(KERNELS, tmp_path)
+    assert {"rms_norm", "rope", "kv_write", "paged_decode_attention", "top_k"} <= set(operators.split())
+    assert counts == "11 11 1", "eleven calls, all of them on two cores, in one compiled graph"
 
 
 def test_without_torch_neuronx_the_probe_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

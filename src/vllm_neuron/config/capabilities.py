@@ -245,7 +245,9 @@ def _kernels(variables: Mapping[str, Any]) -> Iterator[Notice]:
         text = "NKI_SIMULATOR has no effect, because VLLM_NEURON_DISABLE_NKI_KERNELS=1 uses no NKI kernels."
         yield Notice(logging.WARNING, text)
     elif simulated:
-        text = "NKI_SIMULATOR=1: NKI kernels run in a simulator, which is thousands of times slower than the CPU kernels."
+        text = (
+            "NKI_SIMULATOR=1: NKI kernels run in a simulator, which is thousands of times slower than the CPU kernels."
+        )
         yield Notice(logging.WARNING, text)
     elif not variables["NKI_PRECISE_FP"]:
         yield Notice(logging.WARNING, "NKI_PRECISE_FP has no effect without NKI_SIMULATOR=1.")

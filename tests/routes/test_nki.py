@@ -1,0 +1,148 @@
+"""NKI kernels in graphs: one opaque node each, run in the simulator, with the results of the torch twins."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.fixtures import SMALL
+from tests.routes import native_steps as steps
+from vllm_neuron.compilation import key as keys
+from vllm_neuron.compilation.cache import CacheFolders, CompileCache
+from vllm_neuron.engine.compiler import GraphCompiler
+from vllm_neuron.engine.graphs import GraphSpec
+from vllm_neuron.kernels.dispatch import KernelSet, using
+from vllm_neuron.kernels.nki_ops import NkiOptions
+from vllm_neuron.routes.native import NativeRoute
+from vllm_neuron.routes.route import CPU, Lowered, Route
+from vllm_neuron.routes.xla import XlaRoute
+
+ROUTES: list[Route] = [NativeRoute(CPU), XlaRoute(CPU)]
+SHAPES = [(2, 1), (1, 40)]
+"""(requests, rows of each): few rows go to the decode attention kernel, many to the prefill one."""
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SPACE = "vllm_neuron_nki"
+every_route = pytest.mark.parametrize("route", ROUTES, ids=["native", "xla"])
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+
+
+def lowered(
+    route: Route, step: Any, arguments: tuple[Any, Any, Any], sets: tuple[KernelSet, ...] = (KernelSet.NKI,)
+) -> Lowered:
+    with using(*sets, options=NkiOptions(in_place=route.name == "neuron_native")):
+        return route.trace("step", step, *map(steps.to_meta, arguments)).lower()
+
+
+def run_model(route: Route, sets: tuple[KernelSet, ...], shape: tuple[int, int], dtype: torch.dtype) -> list[Any]:
+    """Logits and hidden states of two steps on one cache, and the cache's keys, after saving and loading the graph."""
+    weights, inputs = steps.weights(dtype), steps.inputs(*shape)
+    saved = lowered(route, steps.MODEL.step, (weights, steps.cache(20, dtype), inputs), sets).compile().save()
+    executable = route.load(saved)
+    placed, kv_cache = route.place_weights(weights), route.allocate_kv_cache(steps.cache_shapes(20), dtype)
+    results = []
+    for start in (3, 3 + shape[1]):
+        outputs, kv_cache = executable(placed, kv_cache, steps.inputs(*shape, start=start))
+        results += [tensor.clone() for tensor in outputs]
+    return results
+
+
+@every_route
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_steps_equal_the_twins(route: Route, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    got, expected = (run_model(route, sets, shape, dtype) for sets in ((KernelSet.NKI,), ()))
+    largest = max(float(tensor.abs().max()) for tensor in expected)
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCES[dtype] * largest)
+
+
+@every_route
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_kernel_is_one_node(route: Route, shape: tuple[int, int]) -> None:
+    arguments = steps.weights(), steps.cache(20), steps.inputs(*shape)
+    graph = lowered(route, steps.MODEL.step, arguments)
+    call = f"= {SPACE}_{{}}(" if route.name == "neuron_native" else f"{SPACE}.{{}}\\22"
+    attention = "paged_decode_attention" if shape[1] == 1 else "paged_prefill_attention"
+    write = "kv_write" if route.name == "neuron_native" else "kv_written"
+    counts = {"rms_norm": 1, "add_rms_norm": 4, "rope": 2, write: 2, attention: 2}
+    assert {name: graph.text().count(call.format(name)) for name in counts} == counts
+    assert graph.text() == lowered(route, steps.MODEL.step, arguments).text(), "the same in every trace"
+
+
+@every_route
+def test_operands_may_lie_in_memory_in_any_order(route: Route) -> None:
+    """XLA likes to make a transposition a matter of layout, which a kernel must not see."""
+
+    def step(weights: Any, kv_cache: Any, x: torch.Tensor) -> tuple[Any, Any]:
+        with using(KernelSet.NKI):
+            from vllm_neuron import nn
+
+            return nn.rms_norm(x.t() + 1, weights["w"], 1e-5).t(), kv_cache
+
+    weights, x = {"w": torch.arange(1.0, 6.0)}, torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    executable = lowered(route, step, (weights, [], x)).compile()
+    got, _ = executable(route.place_weights(weights), route.allocate_kv_cache((), torch.float32), x)
+    rows = x.t() + 1
+    torch.testing.assert_close(got, (rows * rows.square().mean(1, True).rsqrt() * weights["w"]).t())
+
+
+@every_route
+def test_what_breaks_a_rule_at_run_time_is_raised(route: Route) -> None:
+    """A slot beyond the cache is known when the graph runs; the next run is none the worse for it."""
+    inputs = steps.inputs(1, 1)
+    executable = lowered(route, steps.MODEL.step, (steps.weights(), steps.cache(20), inputs)).compile()
+    placed = route.place_weights(steps.weights())
+    wrong = inputs._replace(slot_mappings=(torch.tensor([10**6], dtype=torch.int32),))
+    with pytest.raises(RuntimeError, match=r"out of bounds|outside"):
+        executable(placed, route.allocate_kv_cache(steps.cache_shapes(20), torch.float32), wrong)
+    executable(placed, route.allocate_kv_cache(steps.cache_shapes(20), torch.float32), inputs)
+
+
+def test_a_saved_xla_program_finds_its_kernels_in_another_process(tmp_path: Path) -> None:
+    route, inputs = ROUTES[1], steps.inputs(2, 1)
+    executable = lowered(route, steps.MODEL.step, (steps.weights(), steps.cache(20), inputs)).compile()
+    held = route.allocate_kv_cache(steps.cache_shapes(20), torch.float32)
+    outputs, _ = executable(route.place_weights(steps.weights()), held, inputs)
+    (tmp_path / "blob").write_bytes(executable.save())
+    code = f"""
+import sys, torch
+from tests.routes import native_steps as steps
+from vllm_neuron.routes.route import CPU
+from vllm_neuron.routes.xla import XlaRoute
+route = XlaRoute(CPU)
+loaded = route.load(open({str(tmp_path / "blob")!r}, "rb").read())
+held = route.allocate_kv_cache(steps.cache_shapes(20), torch.float32)
+outputs, _ = loaded(route.place_weights(steps.weights()), held, steps.inputs(2, 1))
+torch.save(list(outputs), {str(tmp_path / "outputs")!r})
+"""
+    repository = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, timeout=300)
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load(tmp_path / "outputs"), list(outputs))
+
+
+@every_route
+def test_sources_of_the_kernels_that_a_graph_calls_are_in_its_key(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(SMALL, disable_nki_kernels=False, nki_simulator=True, backend=route.name)
+    cache = CompileCache(CacheFolders(), route.name)
+    compiler = GraphCompiler(steps.MODEL, config, route, cache, torch.float32, 40)
+    graph = compiler.lower(GraphSpec("decode", 1, 1, 256))
+    before = compiler.key(graph)
+    package = "vllm_neuron.kernels"
+    called = {f"{package}.{name}" for name in ("rms_norm", "rope", "kv_write", "paged_decode_attention", "paged_rows")}
+    assert called <= set(before.kernels)
+    assert not {f"{package}.top_k", f"{package}.paged_prefill_attention"} & set(before.kernels)
+
+    digest = keys.source_digest
+    for module, changes in ((f"{package}.paged_rows", True), (f"{package}.top_k", False)):
+        monkeypatch.setattr(keys, "source_digest", lambda names, m=module: "new" if names == (m,) else digest(names))
+        assert (compiler.key(graph).digest != before.digest) is changes
