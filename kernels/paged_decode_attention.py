@@ -28,13 +28,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, row_indexes
-from vllm_neuron.kernels.tiling import dtype_of, require, require_array
+from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, part_of, row_indexes
+from vllm_neuron.kernels.tiling import BANK, dtype_of, require, require_array
 
-BANK = 2048
-"""Bytes per partition of a bank of PSUM."""
-SCORES = 512
-"""Scores per partition of a tile: float32 in one bank."""
 ROW_BYTES = 8192
 """Bytes of a gathered row at most, unless a block has more than 128 rows of them."""
 BUFFER_BYTES = 32 * 1024
@@ -148,14 +144,8 @@ def shape_of(q: Any, k_cache: Any, block_table: Any, single: bool, cores: int, c
     """The part of one core: half of the KV heads if the requests cannot be halved, else half of the requests."""
     requests, columns = block_table.shape
     kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    first_request, first_head, core_requests, core_heads = 0, 0, requests, kv_heads
-    if cores == 2 and requests % 2 == 1 and kv_heads % 2 == 0:
-        core_heads = kv_heads // 2
-        first_head = core * core_heads
-    elif cores == 2:
-        half = (requests + 1) // 2
-        first_request = core * half
-        core_requests = half if core == 0 else requests - half
+    by_heads = requests % 2 == 1 and kv_heads % 2 == 0
+    core_requests, first_request, core_heads, first_head = part_of(requests, kv_heads, by_heads, cores, core)
     size = 4 if single else 2
     rows, group, dim = q.shape[0] // requests, q.shape[1] // kv_heads, q.shape[2]
     queries = core_heads * rows * group
@@ -164,7 +154,7 @@ def shape_of(q: Any, k_cache: Any, block_table: Any, single: bool, cores: int, c
         2 * run <= block_size
         and columns * block_size % (2 * run * P) == 0
         and 2 * run * core_heads * dim * size <= ROW_BYTES
-        and 2 * run * queries <= SCORES
+        and 2 * run * queries <= BANK
     ):
         run = 2 * run
     tiles = columns * block_size // (run * P)
@@ -315,7 +305,7 @@ def _transposed_queries(q, s, request):
 def _multiply_keys(gathered, queries, s):
     """k q^T of a tile's keys [128, run, heads, dim]: float32 [128, run, queries] in PSUM."""
     scores = nl.ndarray((P, s.run, s.queries), nl.float32, buffer=nl.psum)
-    per_bank = BANK // (P * s.size)
+    per_bank = 4 * BANK // (P * s.size)
     keys = [(token, head) for token in range(s.run) for head in range(s.kv_heads)]
     ready = []
     for number in nl.static_range(0, (len(keys) + per_bank - 1) // per_bank):

@@ -25,7 +25,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, row_indexes
+from vllm_neuron.kernels.paged_rows import P, Ring, check_arguments, gather_rows, part_of, row_indexes
 from vllm_neuron.kernels.tiling import BANK, dtype_of, require
 
 STEP_BYTES = 2048
@@ -133,14 +133,7 @@ def _shape_of(q, k_cache, block_table, lnc, core):
     """The part of one core: half of the KV heads if they can be halved, else half of the requests."""
     requests, columns = block_table.shape
     kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
-    first_request, first_head, core_requests, core_heads = 0, 0, requests, kv_heads
-    if lnc == 2 and kv_heads % 2 == 0:
-        core_heads = kv_heads // 2
-        first_head = core * core_heads
-    elif lnc == 2:
-        half = (requests + 1) // 2
-        first_request = core * half
-        core_requests = half if core == 0 else requests - half
+    core_requests, first_request, core_heads, first_head = part_of(requests, kv_heads, kv_heads % 2 == 0, lnc, core)
     size = 4 if q.dtype == nl.float32 else 2
     rows, group, dim = q.shape[0] // requests, q.shape[1] // kv_heads, q.shape[2]
     tiles = columns * block_size // P

@@ -54,6 +54,16 @@ def check_arguments(
         require_array("sinks", sinks, (heads,), ("float32",))
 
 
+def part_of(requests: int, kv_heads: int, by_heads: bool, cores: int, core: int) -> tuple[int, int, int, int]:
+    """(requests, the first, KV heads, the first) of a core: two share the heads or, if not by_heads, the requests."""
+    if cores == 1:
+        return requests, 0, kv_heads, 0
+    if by_heads:
+        return requests, 0, kv_heads // 2, core * (kv_heads // 2)
+    half = (requests + 1) // 2
+    return half if core == 0 else requests - half, core * half, kv_heads, 0
+
+
 class Ring(nl.NKIObject):
     """Buffers for gathered rows of one cache, used in turn.
 

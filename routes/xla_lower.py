@@ -88,7 +88,7 @@ def _stablehlo(name: str, hlo: bytes, num_parameters: int, donated: Mapping[int,
 
     with make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        main = next(f for f in module.body.operations if f.attributes["sym_name"] == ir.StringAttr.get("main"))
+        main: Any = next(f for f in module.body.operations if f.attributes["sym_name"] == ir.StringAttr.get("main"))
         attributes = []
         for parameter in range(num_parameters):
             entry: dict[str, ir.Attribute] = {}
