@@ -152,6 +152,8 @@ def _choice(selection: Selection, op: str) -> Choice:
         covered = op in COVERED[kernels]
         if covered and kernels in selection.sets:
             whys.append(reason)
+            if (op, kernels) == ("paged_attention", KernelSet.NKI) and selection.options.torch_mask:
+                whys.append("VLLM_NEURON_ATTN_MASK_TORCH=1: torch makes the mask of decode steps")
             return Choice(op, _NAMES[kernels], "; ".join(whys))
         whys.append(f"{_NAMES[kernels]}: {reason}" if covered else f"there is no {_NAMES[kernels]}")
     return Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys))

@@ -62,6 +62,7 @@ def test_the_reason_of_each_choice_is_told() -> None:
     assert (name, text.split(";")[0]) == ("torch twin", "NKI kernel: NKI_SIMULATOR=0")
     assert "VLLM_NEURON_DISABLE_NKI_KERNELS=1" in why("rms_norm", disabled=True)[1]
     assert "nki package" in why("rope", cpu_mode=False)[1]
+    assert "ATTN_MASK_TORCH=1: torch" in why("paged_attention", simulated=True, torch_mask=True)[1]
     assert "neuronx-cc yet" in why("rope", cpu_mode=False, backend=XLA, nki_installed=True)[1]
 
 
