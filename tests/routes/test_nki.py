@@ -21,6 +21,7 @@ from vllm_neuron.kernels.simulator import Violation
 from vllm_neuron.routes.native import NativeRoute
 from vllm_neuron.routes.route import CPU, Lowered, Route
 from vllm_neuron.routes.xla import XlaRoute
+from vllm_neuron.sampling import SamplingInputs, sample
 
 ROUTES: list[Route] = [NativeRoute(CPU), XlaRoute(CPU)]
 SHAPES = [(2, 1), (1, 40)]
@@ -62,6 +63,29 @@ def test_steps_equal_the_twins(route: Route, shape: tuple[int, int], dtype: torc
     got, expected = (run_model(route, sets, shape, dtype) for sets in ((KernelSet.NKI,), ()))
     largest = max(float(tensor.abs().max()) for tensor in expected)
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCES[dtype] * largest)
+
+
+@every_route
+def test_sampling_in_the_graph_equals_that_of_the_twins(route: Route) -> None:
+    """Greedy, among five, among all; the third may not have half of the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.full((3, 16), -1, dtype=torch.int32)
+    mask[2, :8] = 0
+    inputs = torch.randn(3, 512, generator=generator), SamplingInputs(
+        torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 5, 0]).int(), torch.tensor([1.0, 1.0, 0.9]),
+        torch.rand(3, generator=generator), mask,
+    )  # fmt: skip
+
+    def step(weights: Any, kv_cache: Any, given: Any) -> tuple[Any, Any]:
+        return sample(*given, 512), kv_cache
+
+    got, expected = (
+        lowered(route, step, ({}, [], inputs), sets).compile()(
+            route.place_weights({}), route.allocate_kv_cache((), torch.float32), inputs
+        )[0]
+        for sets in ((KernelSet.NKI,), ())
+    )
+    torch.testing.assert_close(got, expected)
 
 
 @every_route
@@ -118,6 +142,7 @@ import sys, torch
 from tests.routes import native_steps as steps
 from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaRoute
+from vllm_neuron.sampling import SamplingInputs, sample
 route = XlaRoute(CPU)
 loaded = route.load(open({str(tmp_path / "blob")!r}, "rb").read())
 held = route.allocate_kv_cache(steps.cache_shapes(20), torch.float32)

@@ -246,7 +246,7 @@ def _kernels(variables: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(logging.WARNING, text)
     elif simulated:
         text = (
-            "NKI_SIMULATOR=1: NKI kernels run in a simulator, which is thousands of times slower than the CPU kernels."
+            "NKI_SIMULATOR=1: NKI kernels run in a simulator, about a thousand instructions a second: for tiny models."
         )
         yield Notice(logging.WARNING, text)
     elif not variables["NKI_PRECISE_FP"]:
