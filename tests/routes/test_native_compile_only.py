@@ -82,7 +82,8 @@ print(lowered.text().count("= vllm_neuron_nki_"), lowered.text().count(", 2)\\n"
 
 def run(program: str, folder: Path, **variables: str) -> list[str]:
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "OMP_NUM_THREADS": "1", **variables}
+    path = os.pathsep.join(filter(None, (str(folder), str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
