@@ -168,7 +168,7 @@ class _Active:
 
 
 def _active_of(sets: tuple[KernelSet, ...], options: NkiOptions) -> _Active:
-    modules = [(kernels, _load(kernels, options)) for kernels in (*sets, KernelSet.TORCH)]
+    modules = [(kernels, _load(kernels, options)) for kernels in dict.fromkeys((*sets, KernelSet.TORCH))]
     return _Active({op: tuple((k, getattr(found, op)) for k, found in modules if hasattr(found, op)) for op in OPS})
 
 
