@@ -9,6 +9,7 @@ their shapes alone, and arguments that the kernel does not take are refused whil
 import ast
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -136,10 +137,11 @@ _FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 """Every operator to what its results look like."""
 
+_registering = threading.Lock()
 
-@cache
+
 def register(on_device: bool) -> None:
-    """Define the operators, once per process.
+    """Define the operators, once per process, whichever of its threads is the first.
 
     Args:
         on_device: they are for Neuron devices; else for the CPU.
@@ -147,6 +149,12 @@ def register(on_device: bool) -> None:
     Raises:
         RuntimeError: torch-neuronx is too old to take kernels.
     """
+    with _registering:
+        _register(on_device)
+
+
+@cache
+def _register(on_device: bool) -> None:
     define: Callable[..., Any] = torch.library.custom_op
     if on_device:
         backend = importlib.import_module("torch_neuronx")

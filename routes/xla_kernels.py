@@ -82,9 +82,14 @@ def fix_layouts(call: Any) -> None:
     call.attributes["result_layouts"] = row_major(results)
 
 
-@cache
 def register() -> None:
-    """Tell the PJRT client for the CPU what to call, once per process."""
+    """Tell the PJRT client for the CPU what to call, once per process, whichever of its threads is the first."""
+    with _lock:
+        _register()
+
+
+@cache
+def _register() -> None:
     from jaxlib import xla_client
 
     new_capsule = ctypes.pythonapi.PyCapsule_New
