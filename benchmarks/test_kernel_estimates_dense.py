@@ -101,7 +101,7 @@ def cases(t: int) -> dict[str, Case]:
         "output_projection": Case(
             output_projection_kernel, (heads, out), megabytes(heads, out, x), 2 * t * out.size / 1e9
         ),
-        "kv_quantize": Case(kv_quantize_kernel, (rows, scale), megabytes(rows) * 1.5),
+        "kv_quantize": Case(kv_quantize_kernel, (rows, scale, scale), megabytes(rows) * 1.5),
         "kv_dequantize": Case(kv_dequantize_kernel, (rows.astype(UINT8), scale, "bfloat16"), megabytes(rows) * 1.5),
     }
     if t <= 16:

@@ -5,7 +5,7 @@ Either engine takes about as long for an element as the transfers do: the Scalar
 clamps and rounds.
 
 Trainium 2 has the float8_e4m3 with infinities, whose largest value is 240; torch has float8_e4m3fn. They share the bits
-of everything up to 240, so the values travel as bytes and are clamped first.
+of everything up to 240, so the values travel as bytes and are clamped to no more than that first.
 """
 
 from typing import Any
@@ -17,18 +17,17 @@ import torch
 
 from vllm_neuron.kernels.tiling import DTYPES, PARTITIONS, require, require_array, require_cores, share
 
-FP8_MAX = 240.0
-"""Largest value of float8_e4m3."""
 WIDTH = 1024
 """Elements per partition of a tile."""
 
 
-def kv_quantize(x: Any, scale: Any, lnc: int = 1) -> Any:
-    """x [T, K, D] times 1 / `scale` ([1], float32), clamped to +-240, as float8_e4m3fn.
+def kv_quantize(x: Any, factor: Any, limit: Any, lnc: int = 1) -> Any:
+    """x [T, K, D] times `factor` ([1], float32), clamped to +-`limit` ([1], float32), as float8_e4m3fn.
 
     Args:
         x: float32 or bfloat16.
-        scale: of the layer's keys or values.
+        factor: of the layer's keys or values.
+        limit: at most 240.
         lnc: cores, which share the heads of all tokens.
 
     Raises:
@@ -36,17 +35,18 @@ def kv_quantize(x: Any, scale: Any, lnc: int = 1) -> Any:
     """
     require_cores(lnc)
     require_array("x", x, ("T", "K", "D"))
-    require_array("scale", scale, (1,), ("float32",))
+    require_array("factor", factor, (1,), ("float32",))
+    require_array("limit", limit, (1,), ("float32",))
     rows = x.reshape(-1, x.shape[2])
-    return kv_quantize_kernel[lnc](rows, scale).view(torch.float8_e4m3fn).reshape(x.shape)
+    return kv_quantize_kernel[lnc](rows, factor, limit).view(torch.float8_e4m3fn).reshape(x.shape)
 
 
-def kv_dequantize(values: Any, scale: Any, dtype: torch.dtype, lnc: int = 1) -> Any:
-    """Values [T, K, D] of kv_quantize times `scale` ([1], float32), in `dtype`.
+def kv_dequantize(values: Any, factor: Any, dtype: torch.dtype, lnc: int = 1) -> Any:
+    """Values [T, K, D] of kv_quantize times `factor` ([1], float32), in `dtype`.
 
     Args:
         values: float8_e4m3fn of up to +-240.
-        scale: of the layer's keys or values.
+        factor: of the layer's keys or values.
         dtype: float32 or bfloat16.
         lnc: cores, which share the heads of all tokens.
 
@@ -55,40 +55,44 @@ def kv_dequantize(values: Any, scale: Any, dtype: torch.dtype, lnc: int = 1) -> 
     """
     require_cores(lnc)
     require_array("values", values, ("T", "K", "D"), ("float8_e4m3fn",))
-    require_array("scale", scale, (1,), ("float32",))
+    require_array("factor", factor, (1,), ("float32",))
     name = str(dtype).removeprefix("torch.")
     require(name in DTYPES, "dtype", f"must be {' or '.join(DTYPES)}", name)
     rows = values.reshape(-1, values.shape[2]).view(torch.uint8)
-    return kv_dequantize_kernel[lnc](rows, scale, name).reshape(values.shape)
+    return kv_dequantize_kernel[lnc](rows, factor, name).reshape(values.shape)
 
 
 @nki.jit
-def kv_quantize_kernel(x, scale):
-    """Bytes of the float8_e4m3 of x [R, D] over scale [1]."""
+def kv_quantize_kernel(x, factor, limit):
+    """Bytes of the float8_e4m3 of x [R, D] times factor [1], clamped to +-limit [1]."""
     out = nl.ndarray(x.shape, nl.uint8, buffer=nl.shared_hbm)
-    factor = nl.ndarray((PARTITIONS, 1), nl.float32)
-    nisa.reciprocal(dst=factor, data=_everywhere(scale))
-    _over_rows(x, out, factor, True)
+    highest = _everywhere(limit)
+    lowest = nl.ndarray((PARTITIONS, 1), nl.float32)
+    nisa.activation(dst=lowest, op=nl.copy, data=highest, scale=-1.0)
+    _over_rows(x, out, _everywhere(factor), (lowest, highest))
     return out
 
 
 @nki.jit
-def kv_dequantize_kernel(values, scale, dtype):
-    """Bytes [R, D] of float8_e4m3 times scale [1]."""
+def kv_dequantize_kernel(values, factor, dtype):
+    """Bytes [R, D] of float8_e4m3 times factor [1]."""
     out = nl.ndarray(values.shape, dtype, buffer=nl.shared_hbm)
-    _over_rows(values, out, _everywhere(scale), False)
+    _over_rows(values, out, _everywhere(factor), None)
     return out
 
 
-def _everywhere(scale):
+def _everywhere(value):
     """One value in all partitions."""
     column = nl.ndarray((PARTITIONS, 1), nl.float32)
-    nisa.dma_copy(dst=column, src=scale.ap(pattern=[[0, PARTITIONS], [1, 1]]))
+    nisa.dma_copy(dst=column, src=value.ap(pattern=[[0, PARTITIONS], [1, 1]]))
     return column
 
 
-def _over_rows(source, out, factor, quantizes):
-    """All rows [R, D]: as many as possible in equal parts for 128 partitions, the rest with a row per partition."""
+def _over_rows(source, out, factor, clamp):
+    """All rows [R, D]: as many as possible in equal parts for 128 partitions, the rest with a row per partition.
+
+    Rows are quantized if there are two columns to `clamp` them between.
+    """
     dim = source.shape[1]
     first, count = share(source.shape[0])
     each = count // PARTITIONS * dim
@@ -96,25 +100,27 @@ def _over_rows(source, out, factor, quantizes):
         start = number * WIDTH
         columns = min(WIDTH, each - start)
         pattern = [[each, PARTITIONS], [1, columns]]
-        _tile(source, out, factor, quantizes, pattern, first * dim + start)
+        _tile(source, out, factor, clamp, pattern, first * dim + start)
     rest = count % PARTITIONS
     if rest > 0:
         row = first + count - rest
         for number in nl.affine_range((dim + WIDTH - 1) // WIDTH):
             start = number * WIDTH
             pattern = [[dim, rest], [1, min(WIDTH, dim - start)]]
-            _tile(source, out, factor, quantizes, pattern, row * dim + start)
+            _tile(source, out, factor, clamp, pattern, row * dim + start)
 
 
-def _tile(source, out, factor, quantizes, pattern, offset):
+def _tile(source, out, factor, clamp, pattern, offset):
     lanes, columns = pattern[0][1], pattern[1][1]
     tile = nl.ndarray((lanes, columns), source.dtype)
     nisa.dma_copy(dst=tile, src=source.ap(pattern=pattern, offset=offset))
-    if quantizes:
+    if clamp is not None:
+        lowest, highest = clamp
         scaled = nl.ndarray((lanes, columns), nl.float32)
         nisa.activation(dst=scaled, op=nl.copy, data=tile, scale=factor[0:lanes])
         result = nl.ndarray((lanes, columns), nl.float8_e4m3)
-        nisa.tensor_scalar(dst=result, data=scaled, op0=nl.minimum, operand0=FP8_MAX, op1=nl.maximum, operand1=-FP8_MAX)
+        low, high = lowest[0:lanes], highest[0:lanes]
+        nisa.tensor_scalar(dst=result, data=scaled, op0=nl.minimum, operand0=high, op1=nl.maximum, operand1=low)
         nisa.dma_copy(dst=out.ap(pattern=pattern, offset=offset), src=result.view(nl.uint8))
         return
     result = nl.ndarray((lanes, columns), out.dtype)

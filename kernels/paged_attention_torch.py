@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from vllm_neuron.kernels.kv_fp8_torch import KVScales, require_scales
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -14,6 +16,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T) v over the blocks of each row's request.
 
@@ -29,18 +32,27 @@ def paged_attention(
         window: positions a row looks back on, its own included; None is all of them.
         sinks: [N] float32, a score per head that takes part in the softmax and has no value (arXiv 2508.10925);
             None is without.
+        scales: of caches of 8-bit floats. As one scale holds for all keys and one for all values, they multiply scores
+            and results in float32; None for other caches.
+
+    Raises:
+        ValueError: scales are missing, or are not wanted.
 
     Returns:
         [T, N, D] in q's dtype. Scores and softmax are float32; the two products take q's dtype and sum in float32.
     """
+    require_scales(k_cache.dtype, scales)
     tokens, heads, dim = q.shape
     requests, blocks = block_table.shape
     block_size, kv_heads = k_cache.shape[1:3]
     rows, groups, context = tokens // requests, heads // kv_heads, blocks * block_size
 
     index = block_table.flatten()
-    keys = k_cache.index_select(0, index).view(requests, context, kv_heads, dim).transpose(1, 2)
-    values = v_cache.index_select(0, index).view(requests, context, kv_heads, dim).transpose(1, 2)
+    keys, values = k_cache.index_select(0, index), v_cache.index_select(0, index)
+    if scales is not None:
+        keys, values = keys.to(q.dtype), values.to(q.dtype)
+    keys = keys.view(requests, context, kv_heads, dim).transpose(1, 2)
+    values = values.view(requests, context, kv_heads, dim).transpose(1, 2)
 
     key_positions = torch.arange(context, device=q.device, dtype=positions.dtype)
     row_positions = positions.view(requests, rows, 1)
@@ -57,6 +69,8 @@ def paged_attention(
     queries = (q * power).view(requests, rows, kv_heads, groups, dim).permute(0, 2, 1, 3, 4)
     queries = queries.reshape(requests, kv_heads, rows * groups, dim)
     scores = (queries @ keys.transpose(2, 3)).float() * (scale / power)
+    if scales is not None:
+        scores = scores * scales.dequantize[0]
     scores = scores.view(requests, kv_heads, rows, groups, context)
     scores = scores.where(visible.view(requests, 1, rows, 1, context), -torch.inf)
     if sinks is None:
@@ -67,4 +81,6 @@ def paged_attention(
     weights = weights.to(q.dtype).reshape(requests, kv_heads, rows * groups, context)
 
     out = (weights @ values).view(requests, kv_heads, rows, groups, dim)
+    if scales is not None:
+        out = (out.float() * scales.dequantize[1]).to(q.dtype)
     return out.permute(0, 2, 1, 3, 4).reshape(tokens, heads, dim)

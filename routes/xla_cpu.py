@@ -185,6 +185,8 @@ class CpuInterpreter(XlaInterpreter):
             return super().call_function(target, (args[0].matrix, *args[1:]), kwargs).to(args[0].dtype)
         if target is _aten.t.default and isinstance(args[0], _Widened):
             return _Transposed(args[0].matrix, args[0].dtype)
+        if target is _aten.view.dtype and isinstance(args[0], _Bits) and args[0].dtype.itemsize == args[1].itemsize:
+            return _Bits(args[0].integers, args[1])
         if target is _aten.t.default and isinstance(args[0], torch.Tensor) and args[0].dtype in _HALF:
             return _Transposed(args[0], args[0].dtype)
         if target in _PRODUCTS and args[-1].dtype in _HALF:

@@ -11,6 +11,9 @@ from vllm_neuron.routes.capture import Captured
 
 _aten = torch.ops.aten
 
+_FP8_TYPES = {torch.float8_e4m3fn: "f8e4m3fn"}
+"""XLA's names of dtypes that torch_xla lowers, and whose names it does not tell."""
+
 
 class XlaInterpreter(Interpreter):
     """Lowers every operator as torch_xla does, but for what it has no good lowering of."""
@@ -111,7 +114,7 @@ def bitcast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     from torch_xla.core import xla_builder as xb
 
     builder = xb.create_builder("bitcast")
-    shape = xb.mkshape(xb.Op.from_torch_type(tensor.dtype), tuple(tensor.shape))
-    operand = xb.mkparam(builder, 0, shape)
-    operation = xb.mkop("BitcastConvert", (operand.op,), to_type=xb.Op.from_torch_type(dtype))
+    source, target = (_FP8_TYPES.get(d) or xb.Op.from_torch_type(d) for d in (tensor.dtype, dtype))
+    operand = xb.mkparam(builder, 0, xb.mkshape(source, tuple(tensor.shape)))
+    operation = xb.mkop("BitcastConvert", (operand.op,), to_type=target)
     return xb.xla_computation_as_func(operation.build("bitcast"), "bitcast")([tensor])[0]

@@ -12,7 +12,13 @@ import torch
 Array = Any
 """A jax array on the client's one device."""
 
-_FLOATS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}
+_FLOATS = {
+    torch.float8_e4m3fn: "f8E4M3FN",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
 
 
 class Client:

@@ -40,6 +40,25 @@ void with_type(const Tensor& tensor, const char* op, Function f) {
   }
 }
 
+// Calls f with a value of the element type of a KV cache: 8-bit floats, or the type T of what is written and read.
+template <class T, class Function>
+void with_cache_type(const Tensor& cache, bool scaled, const char* op, Function f) {
+  TORCH_CHECK((cache.scalar_type() == at::kFloat8_e4m3fn) == scaled, op, ": a cache of ", cache.scalar_type(),
+              scaled ? " with scales" : " without scales");
+  if (scaled) return f(c10::Float8_e4m3fn{});
+  TORCH_CHECK(cache.scalar_type() == c10::CppTypeToScalarType<T>::value, op, ": ", cache.scalar_type(), " and ",
+              c10::CppTypeToScalarType<T>::value);
+  return f(T{});
+}
+
+// Element `index` of a small float32 tensor, or `otherwise` if there is none.
+float element(const std::optional<Tensor>& tensor, int64_t index, float otherwise) {
+  if (!tensor) return otherwise;
+  TORCH_CHECK(tensor->scalar_type() == at::kFloat && tensor->is_contiguous() && tensor->numel() > index,
+              "scales are contiguous and float32");
+  return tensor->const_data_ptr<float>()[index];
+}
+
 void check_same(const char* op, const Tensor& a, const Tensor& b) {
   TORCH_CHECK(a.scalar_type() == b.scalar_type(), op, ": ", a.scalar_type(), " and ", b.scalar_type());
 }
@@ -192,23 +211,47 @@ Tensor silu_mul(const Tensor& gate_up) {
   return out;
 }
 
-void kv_write(Tensor& k_cache, Tensor& v_cache, const Tensor& k, const Tensor& v, const Tensor& slots) {
+// Rows of a token rounded to 8-bit floats, which have no infinity: what is too large would become NaN.
+template <class T>
+void quantize(const T* from, c10::Float8_e4m3fn* to, int64_t size, float factor, float limit) {
+  for (int64_t i = 0; i < size; i++) {
+    const float x = float(from[i]) * factor;
+    to[i] = c10::Float8_e4m3fn(x > limit ? limit : x < -limit ? -limit : x);
+  }
+}
+
+void kv_write(Tensor& k_cache, Tensor& v_cache, const Tensor& k, const Tensor& v, const Tensor& slots,
+              const std::optional<Tensor>& factors, const std::optional<Tensor>& limit) {
   check_indices("kv_write", slots);
   const Tensor index = slots.contiguous();
   const auto* slot = index.const_data_ptr<int32_t>();
   const int64_t total = k_cache.size(0) * k_cache.size(1);
-  for (const auto& [cache, rows] : {std::pair<Tensor&, const Tensor&>{k_cache, k}, {v_cache, v}}) {
-    check_same("kv_write", cache, rows);
+  const float largest = element(limit, 0, 0.0f);
+  for (const bool is_value : {false, true}) {
+    Tensor& cache = is_value ? v_cache : k_cache;
+    const Tensor& rows = is_value ? v : k;
     TORCH_CHECK(cache.is_contiguous() && cache.size(2) == rows.size(1) && cache.size(3) == rows.size(2),
                 "kv_write: rows ", rows.sizes(), " into a cache ", cache.sizes());
     const Tensor source = rows.stride(2) == 1 && rows.stride(1) == rows.size(2) ? rows : rows.contiguous();
-    const int64_t item = source.element_size(), bytes = source.size(1) * source.size(2) * item;
-    auto* to = static_cast<char*>(cache.mutable_data_ptr());
-    const auto* from = static_cast<const char*>(source.const_data_ptr());
-    for (int64_t t = 0; t < index.numel(); t++) {
+    const int64_t size = source.size(1) * source.size(2), stride = source.stride(0);
+    const float factor = element(factors, is_value, 1.0f);
+    for (int64_t t = 0; t < index.numel(); t++)
       TORCH_CHECK_INDEX(0 <= slot[t] && slot[t] < total, "slot ", slot[t], " of a KV cache of ", total);
-      std::memcpy(to + slot[t] * bytes, from + t * source.stride(0) * item, bytes);
-    }
+    with_type(source, "kv_write", [&](auto type) {
+      using T = decltype(type);
+      const T* from = source.const_data_ptr<T>();
+      with_cache_type<T>(cache, factors.has_value(), "kv_write", [&](auto cached) {
+        using C = decltype(cached);
+        C* to = cache.mutable_data_ptr<C>();
+        if constexpr (std::is_same_v<C, T>)
+          for (int64_t t = 0; t < index.numel(); t++)
+            std::memcpy(to + slot[t] * size, from + t * stride, size * sizeof(T));
+        else
+          parallel::loop(index.numel(), elements(4 * size), [&](int64_t t) {
+            quantize(from + t * stride, to + slot[t] * size, size, factor, largest);
+          });
+      });
+    });
   }
 }
 
@@ -217,7 +260,7 @@ struct Call {
   const Tensor &k_cache, &v_cache;
   int64_t requests, rows, heads, kv_heads, groups, dim, block_size, blocks;
   const int32_t *table, *positions;
-  float scale;
+  float scale, value_scale;  // of the scores, and of the results
   std::optional<int64_t> window;
 
   int64_t end(int64_t row) const { return std::min<int64_t>(positions[row] + 1, blocks * block_size); }
@@ -230,7 +273,8 @@ struct Call {
 };
 
 // Each row by itself: pieces of (row, KV head, 256 tokens) over all threads, then the pieces of a row put together.
-template <class T>
+// C is the type of the caches.
+template <class T, class C>
 void attend_rows(const Call& call, const T* q, T* out) {
   const int64_t tokens = call.requests * call.rows, groups = call.groups, dim = call.dim;
   const int64_t wide = (dim + vec::kLanes - 1) / vec::kLanes * vec::kLanes;
@@ -247,8 +291,8 @@ void attend_rows(const Call& call, const T* q, T* out) {
       for (int64_t d = 0; d < dim; d++)
         query[g * wide + d] = float(q[(t * call.heads + kv_head * groups + g) * dim + d]) * call.scale;
     const int64_t begin = call.begin(t) + (index - first[t]) * attention::kChunk;
-    attention::chunk(query.data(), call.pages<T>(call.k_cache, t / call.rows, kv_head),
-                     call.pages<T>(call.v_cache, t / call.rows, kv_head), begin,
+    attention::chunk(query.data(), call.pages<C>(call.k_cache, t / call.rows, kv_head),
+                     call.pages<C>(call.v_cache, t / call.rows, kv_head), begin,
                      std::min(begin + attention::kChunk, call.end(t)), groups, dim, wide, &maxima[piece * groups],
                      &sums[piece * groups], &partial[piece * groups * wide]);
   });
@@ -266,12 +310,13 @@ void attend_rows(const Call& call, const T* q, T* out) {
         total += sums[at(i)] * factor;
         for (int64_t d = 0; d < wide; d++) row[d] += partial[at(i) * wide + d] * factor;
       }
-      for (int64_t d = 0; d < dim; d++) out[(t * call.heads + head) * dim + d] = T(row[d] / total);
+      for (int64_t d = 0; d < dim; d++) out[(t * call.heads + head) * dim + d] = T(row[d] / total * call.value_scale);
     }
 }
 
-// Many rows of one request: its visible tokens packed once, then tiles of rows over all threads.
-template <class T>
+// Many rows of one request: its visible tokens packed once, then tiles of rows over all threads. C is the type of the
+// caches.
+template <class T, class C>
 void attend_request(const Call& call, int64_t request, const T* queries, T* out) {
   using W = typename prefill::Words<T>::Type;
   const int64_t first = request * call.rows, dim = call.dim;
@@ -288,8 +333,9 @@ void attend_request(const Call& call, int64_t request, const T* queries, T* out)
   const int64_t packs = (end - begin + vec::kLanes - 1) / vec::kLanes;
   parallel::loop(packs * call.kv_heads, elements(4 * vec::kLanes * dim), [&](int64_t i) {
     const int64_t kv_head = i % call.kv_heads, start = i / call.kv_heads * vec::kLanes;
-    contexts[kv_head].pack(call.pages<T>(call.k_cache, request, kv_head), call.pages<T>(call.v_cache, request, kv_head),
-                           begin, start, std::min(vec::kLanes, end - begin - start));
+    contexts[kv_head].template pack<T>(call.pages<C>(call.k_cache, request, kv_head),
+                                       call.pages<C>(call.v_cache, request, kv_head), begin, start,
+                                       std::min(vec::kLanes, end - begin - start));
   });
 
   const int64_t rows = live * call.groups, tiles = (rows + prefill::kRows - 1) / prefill::kRows;
@@ -303,14 +349,14 @@ void attend_request(const Call& call, int64_t request, const T* queries, T* out)
       const int64_t offset = (row * call.heads + kv_head * call.groups + (start + r) % call.groups) * dim;
       tile[r] = {queries + offset, out + offset, call.begin(row), call.end(row)};
     }
-    prefill::tile<W>(tile, count, contexts[kv_head], begin, call.scale);
+    prefill::tile<W>(tile, count, contexts[kv_head], begin, call.scale, call.value_scale);
   });
 }
 
 Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
-                       const Tensor& positions, double scale, std::optional<int64_t> window) {
-  check_same("paged_attention", q, k_cache);
-  check_same("paged_attention", q, v_cache);
+                       const Tensor& positions, double scale, std::optional<int64_t> window,
+                       const std::optional<Tensor>& factors) {
+  check_same("paged_attention", k_cache, v_cache);
   check_indices("paged_attention", block_table);
   check_indices("paged_attention", positions);
   TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(), "paged_attention takes contiguous caches");
@@ -321,14 +367,18 @@ Tensor paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
               "paged_attention: q ", q.sizes(), ", cache ", k_cache.sizes(), ", block table ", table.sizes());
   const Call call{k_cache, v_cache, requests, tokens / requests, heads, kv_heads, heads / kv_heads, q.size(2),
                   k_cache.size(1), table.size(1), table.const_data_ptr<int32_t>(),
-                  at_position.const_data_ptr<int32_t>(), float(scale), window};
+                  at_position.const_data_ptr<int32_t>(), float(scale) * element(factors, 0, 1.0f),
+                  element(factors, 1, 1.0f), window};
   Tensor out = at::empty(q.sizes(), q.options());
   with_type(q, "paged_attention", [&](auto type) {
     using T = decltype(type);
     const T* from = queries.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    if (call.rows < kManyRows) return attend_rows(call, from, to);
-    for (int64_t request = 0; request < requests; request++) attend_request(call, request, from, to);
+    with_cache_type<T>(k_cache, factors.has_value(), "paged_attention", [&](auto cached) {
+      using C = decltype(cached);
+      if (call.rows < kManyRows) return attend_rows<T, C>(call, from, to);
+      for (int64_t request = 0; request < requests; request++) attend_request<T, C>(call, request, from, to);
+    });
   });
   return out;
 }
@@ -391,10 +441,12 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
   library.def("silu_mul(Tensor gate_up) -> Tensor");
-  library.def("kv_write(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slots) -> ()");
+  library.def(
+      "kv_write(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slots, Tensor? factors, "
+      "Tensor? limit) -> ()");
   library.def(
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor positions, float scale, "
-      "int? window) -> Tensor");
+      "int? window, Tensor? factors) -> Tensor");
   library.def("top_k(Tensor x, int k) -> (Tensor, Tensor)");
   library.def("argmax(Tensor x) -> Tensor");
   library.def("log_sum_exp(Tensor x) -> Tensor");

@@ -7,6 +7,7 @@ Each is an operator `torch.ops.vllm_neuron_cpu.<name>`: opaque to a graph, so th
 import torch
 
 from vllm_neuron.kernels.cpu import build
+from vllm_neuron.kernels.kv_fp8_torch import KVScales
 from vllm_neuron.kernels.refusal import RefusedError
 
 build.load()
@@ -46,10 +47,16 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def kv_write(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    scales: KVScales | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kv_write_torch`. Writes into the caches it is given and returns them."""
-    _ops.kv_write(k_cache, v_cache, k, v, slots)
+    factors, limit = (None, None) if scales is None else (scales.quantize, scales.limit)
+    _ops.kv_write(k_cache, v_cache, k, v, slots, factors, limit)
     return k_cache, v_cache
 
 
@@ -62,6 +69,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    scales: KVScales | None = None,
 ) -> torch.Tensor:
     """See `paged_attention_torch`.
 
@@ -70,7 +78,8 @@ def paged_attention(
     """
     if sinks is not None:
         raise RefusedError("sinks must be None")
-    return _ops.paged_attention(q, k_cache, v_cache, block_table, positions, scale, window)
+    factors = None if scales is None else scales.dequantize
+    return _ops.paged_attention(q, k_cache, v_cache, block_table, positions, scale, window, factors)
 
 
 def top_k(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,7 +138,13 @@ def _silu_mul_form(gate_up: torch.Tensor) -> torch.Tensor:
 
 @torch.library.register_fake("vllm_neuron_cpu::kv_write")
 def _kv_write_form(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    factors: torch.Tensor | None,
+    limit: torch.Tensor | None,
 ) -> None:
     return None
 
@@ -143,6 +158,7 @@ def _paged_attention_form(
     positions: torch.Tensor,
     scale: float,
     window: int | None,
+    factors: torch.Tensor | None,
 ) -> torch.Tensor:
     return q.new_empty(q.shape)
 

@@ -92,19 +92,41 @@ struct Context {
         keys(tokens * depth, 0),
         values(tokens / W::kPerWord * wide, 0) {}
 
-  // Packs up to kLanes tokens from `start` (a multiple of kLanes) on.
-  template <class T>
-  void pack(const attention::Pages<T>& key_pages, const attention::Pages<T>& value_pages, int64_t begin, int64_t start,
+  // Packs up to kLanes tokens from `start` (a multiple of kLanes) on, as elements of type T.
+  template <class T, class C>
+  void pack(const attention::Pages<C>& key_pages, const attention::Pages<C>& value_pages, int64_t begin, int64_t start,
             int64_t count) {
     const T* rows[vec::kLanes];
-    key_pages.gather(begin + start, count, rows);
+    thread_local std::vector<T> widened;
+    gather(key_pages, begin + start, count, rows, widened);
     Word* to = &keys[start * depth];
     for (int64_t t = 0; t < count; t++)
       for (int64_t w = 0; w < depth; w++)
         to[w * vec::kLanes + t] = W::word(rows[t] + w * W::kPerWord, dim - w * W::kPerWord);
-    value_pages.gather(begin + start, count, rows);
+    gather(value_pages, begin + start, count, rows, widened);
     for (int64_t t = 0; t < count; t += W::kPerWord)
       W::rows(rows[t], t + 1 < count ? rows[t + 1] : nullptr, dim, &values[(start + t) / W::kPerWord * wide]);
+  }
+
+ private:
+  template <class T>
+  void gather(const attention::Pages<T>& pages, int64_t start, int64_t count, const T** rows, std::vector<T>&) const {
+    pages.gather(start, count, rows);
+  }
+
+  // Copies of rows whose elements are of another type than they are multiplied in.
+  template <class T, class C>
+  void gather(const attention::Pages<C>& pages, int64_t start, int64_t count, const T** rows,
+              std::vector<T>& widened) const {
+    const C* narrow[vec::kLanes];
+    pages.gather(start, count, narrow);
+    widened.resize(count * dim);
+    for (int64_t t = 0; t < count; t++) {
+      rows[t] = &widened[t * dim];
+      pointwise::pieces(dim, [&](int64_t d, int64_t n) {
+        pointwise::put(&widened[t * dim + d], pointwise::get(narrow[t] + d, n), n);
+      });
+    }
   }
 };
 
@@ -175,9 +197,9 @@ inline float soften(float* scores, int64_t begin, int64_t end, float scale, floa
   return shrink;
 }
 
-// Attention of R rows; token 0 of the context is token `origin` of the request.
+// Attention of R rows; token 0 of the context is token `origin` of the request. Results are times `value_scale`.
 template <int R, class W, class T>
-void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float scale) {
+void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float scale, float value_scale) {
   std::vector<Word> queries(R * context.depth);
   std::vector<float> out(R * context.wide, 0.0f);
   float top[R], sum[R] = {}, shrink[R];
@@ -202,14 +224,15 @@ void tile(const Row<T>* rows, const Context<W>& context, int64_t origin, float s
     for (; d < context.wide; d += vec::kLanes) mix<R, 1, W>(weights, shrink, values, context.wide, d, out.data());
   }
   for (int r = 0; r < R; r++)
-    for (int64_t d = 0; d < context.dim; d++) rows[r].out[d] = T(out[r * context.wide + d] / sum[r]);
+    for (int64_t d = 0; d < context.dim; d++) rows[r].out[d] = T(out[r * context.wide + d] / sum[r] * value_scale);
 }
 
 template <class W, class T>
-void tile(const Row<T>* rows, int64_t count, const Context<W>& context, int64_t origin, float scale) {
-  using Tile = void (*)(const Row<T>*, const Context<W>&, int64_t, float);
+void tile(const Row<T>* rows, int64_t count, const Context<W>& context, int64_t origin, float scale,
+          float value_scale) {
+  using Tile = void (*)(const Row<T>*, const Context<W>&, int64_t, float, float);
   constexpr Tile kernels[] = {tile<1, W, T>, tile<2, W, T>, tile<3, W, T>, tile<4, W, T>, tile<5, W, T>, tile<6, W, T>};
-  kernels[count - 1](rows, context, origin, scale);
+  kernels[count - 1](rows, context, origin, scale, value_scale);
 }
 
 }  // namespace prefill

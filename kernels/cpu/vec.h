@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Half.h>
 #include <cstdint>
 #include <cstring>
@@ -59,6 +60,31 @@ inline F load(const c10::Half* p) {
   return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
   return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  F v;
+  for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
+  return v;
+#endif
+}
+
+// An 8-bit float has the fields of a half: sign, exponent, and the first bits of the fraction. Halves have an exponent
+// bias of 15 instead of 7, and 8-bit floats a NaN where halves go on to larger numbers.
+inline F load(const c10::Float8_e4m3fn* p) {
+#if defined(__F16C__)
+#if defined(__AVX512F__)
+  const __m256i bytes = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i fields = _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16(0x3fff));
+  const __m256i sign = _mm256_and_si256(bytes, _mm256_set1_epi16(short(0x8000)));
+  const F v = (F)_mm512_cvtph_ps(_mm256_or_si256(fields, sign)) * 256.0f;
+#else
+  const __m128i bytes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+  const __m128i fields = _mm_and_si128(_mm_slli_epi16(bytes, 7), _mm_set1_epi16(0x3fff));
+  const __m128i sign = _mm_and_si128(bytes, _mm_set1_epi16(short(0x8000)));
+  const F v = (F)_mm256_cvtph_ps(_mm_or_si128(fields, sign)) * 256.0f;
+#endif
+  const F nan = splat(__builtin_nanf(""));
+  const F magnitude = v < 0.0f ? -v : v;
+  return magnitude == 480.0f ? nan : v;
 #else
   F v;
   for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);

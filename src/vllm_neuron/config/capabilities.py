@@ -82,13 +82,10 @@ def _weights(settings: ServingSettings, neuron: NeuronConfig) -> Iterator[Fault]
 
 
 def _kv_cache(settings: ServingSettings) -> Iterator[Fault]:
-    kind = settings.kv_cache_dtype
-    if kind in FP8_KV_CACHE_DTYPES:
-        yield _later("FP8 KV cache", "kv_cache_dtype", kind, "Leave it out or set it to auto.")
-    elif kind not in ("auto", settings.dtype):
-        forms = ("auto", settings.dtype, *FP8_KV_CACHE_DTYPES)
-        rule = f"must be one of {', '.join(forms)} (of these fp8 is not supported yet)"
-        yield Fault("kv_cache_dtype", kind, rule, "Leave it out or set it to auto.")
+    forms = ("auto", settings.dtype, *FP8_KV_CACHE_DTYPES)
+    if settings.kv_cache_dtype not in forms:
+        rule = f"must be one of {', '.join(forms)}"
+        yield Fault("kv_cache_dtype", settings.kv_cache_dtype, rule, "Leave it out or set it to auto.")
 
 
 def _multimodal(settings: ServingSettings, parsed: Parsed) -> Iterator[Fault]:

@@ -58,6 +58,7 @@ def resolve(
         block_size=plan.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,
         enable_prompt_embeds=settings.enable_prompt_embeds,
+        fp8_kv_cache=settings.kv_cache_dtype in capabilities.FP8_KV_CACHE_DTYPES,
         v2_model_runner=dense if runner is None else runner,
         disable_warmup_compile=variables["VLLM_NEURON_DISABLE_WARMUP_COMPILE"],
         disable_nki_kernels=variables["VLLM_NEURON_DISABLE_NKI_KERNELS"],

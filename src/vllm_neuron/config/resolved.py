@@ -42,6 +42,7 @@ class ResolvedConfig:
         decode_context_length_buckets: decode context lengths in tokens, ascending; the last is max_model_len.
         kv_segment_size: tokens per prefill segment, or None when segmented prefill is off.
         block_size: tokens per KV block.
+        fp8_kv_cache: keys and values are stored as 8-bit floats; otherwise in the model's dtype.
         enable_prefix_caching: reuse KV blocks of shared prefixes.
         enable_prompt_embeds: prompts may be embeddings instead of token ids.
         v2_model_runner: which scheduler protocol the model runner speaks.
@@ -84,6 +85,7 @@ class ResolvedConfig:
     nki_simulator: bool = False
     attn_mask_torch: bool = False
     enable_prompt_embeds: bool = False
+    fp8_kv_cache: bool = False
     cpu_compile: bool = False
     platform_target: str | None = None
     disable_compile_cache: bool = False

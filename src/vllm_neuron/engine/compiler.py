@@ -19,7 +19,7 @@ from vllm_neuron.engine.sampled_inputs import input_builder
 from vllm_neuron.engine.steps import step_function
 from vllm_neuron.kernels.dispatch import Selection, select, using
 from vllm_neuron.kernels.simulator import real_package
-from vllm_neuron.kv_cache.layout import KVCache, layer_shapes, num_groups
+from vllm_neuron.kv_cache.layout import KVCache, cache_dtype, layer_shapes, num_groups
 from vllm_neuron.models.model import Model
 from vllm_neuron.routes.neuronx_cc import logical_cores
 from vllm_neuron.routes.route import Executable, Lowered, Route, Traced
@@ -89,7 +89,7 @@ class GraphCompiler:
         config: the resolved configuration.
         route: how to compile it.
         cache: where compiled graphs are kept.
-        dtype: of weights, activations and KV cache.
+        dtype: of weights and activations, and of a KV cache that has none of its own.
         num_blocks: NB, blocks of the KV cache.
     """
 
@@ -223,12 +223,12 @@ class GraphCompiler:
         if graph.kind == "prompt_logits":
             hidden = torch.empty(graph.tokens, self.model.hidden_size, dtype=self.dtype, device="meta")
             return weights, [], hidden
-        shapes = layer_shapes(self.model.kv_layers, self.num_blocks, self.config.block_size)
-        kv_cache = [
-            (torch.empty(s, dtype=self.dtype, device="meta"), torch.empty(s, dtype=self.dtype, device="meta"))
-            for s in shapes
-        ]
         model, config = self.model, self.config
+        dtype = cache_dtype(model.kv_layers, self.dtype)
+        shapes = layer_shapes(model.kv_layers, self.num_blocks, config.block_size)
+        kv_cache = [
+            (torch.empty(s, dtype=dtype, device="meta"), torch.empty(s, dtype=dtype, device="meta")) for s in shapes
+        ]
         builder = input_builder(
             graph, config.block_size, num_groups(model.kv_layers), model.vocab_size, model.hidden_size, self.dtype
         )

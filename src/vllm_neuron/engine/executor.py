@@ -20,7 +20,7 @@ from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
-from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
+from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes, num_groups
 from vllm_neuron.models.model import Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
 from vllm_neuron.sampling import Sampled, SampledWithLogprobs
@@ -85,7 +85,7 @@ class GraphExecutor:
         cache: compiled graphs.
         weights: every weight of the model's table; the model's constants are added here. The caller drops its own
             references, because the route may keep another form.
-        dtype: of weights, activations and KV cache.
+        dtype: of weights and activations, and of a KV cache that has none of its own.
     """
 
     def __init__(
@@ -135,8 +135,9 @@ class GraphExecutor:
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """A zeroed KV cache of NB = ``num_blocks`` blocks, the null block included."""
-        shapes = layer_shapes(self._model.kv_layers, num_blocks, self._config.block_size)
-        self._kv_cache = self._route.allocate_kv_cache(shapes, self._dtype)
+        layers = self._model.kv_layers
+        shapes = layer_shapes(layers, num_blocks, self._config.block_size)
+        self._kv_cache = self._route.allocate_kv_cache(shapes, cache_dtype(layers, self._dtype))
         self._compiler = GraphCompiler(self._model, self._config, self._route, self._cache, self._dtype, num_blocks)
 
     def warm_up(self, report: Report | None = None) -> None:

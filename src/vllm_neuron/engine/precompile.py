@@ -46,7 +46,7 @@ class CompileRequest:
         config: the resolved configuration.
         route: how to compile it. It holds nothing but what it compiles for; sent as it is, its modules are imported
             before the time of a compile begins.
-        dtype: of weights, activations and KV cache.
+        dtype: of weights and activations, and of a KV cache that has none of its own.
         num_blocks: NB, blocks of the KV cache.
         folders: the cache that takes the result.
         graph: which of its graphs.

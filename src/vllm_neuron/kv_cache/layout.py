@@ -27,16 +27,18 @@ class KVLayerSpec:
         head_dim: D, size of one head.
         window: sliding-window length in tokens, or None for full attention.
         group: index of the KV group whose block table and slot mapping the layer reads.
+        dtype: what keys and values are stored in; None means the dtype the model is served in.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
     group: int = 0
+    dtype: torch.dtype | None = None
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
+    def bytes_per_token(self, model_dtype: torch.dtype) -> int:
         """Bytes that keys and values of one token take in this layer."""
-        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return 2 * self.num_kv_heads * self.head_dim * (self.dtype or model_dtype).itemsize
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -54,9 +56,21 @@ def layer_shapes(layers: Sequence[KVLayerSpec], num_blocks: int, block_size: int
     return tuple((num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers)
 
 
-def block_bytes(layers: Sequence[KVLayerSpec], block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(layers: Sequence[KVLayerSpec], block_size: int, model_dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers of the model."""
-    return block_size * sum(layer.bytes_per_token(dtype) for layer in layers)
+    return block_size * sum(layer.bytes_per_token(model_dtype) for layer in layers)
+
+
+def cache_dtype(layers: Sequence[KVLayerSpec], model_dtype: torch.dtype) -> torch.dtype:
+    """What all layers store keys and values in.
+
+    Raises:
+        ValueError: they differ.
+    """
+    dtypes = {layer.dtype or model_dtype for layer in layers} or {model_dtype}
+    if len(dtypes) > 1:
+        raise ValueError(f"layers store their KV cache in different dtypes: {sorted(map(str, dtypes))}")
+    return dtypes.pop()
 
 
 def num_groups(layers: Sequence[KVLayerSpec]) -> int:

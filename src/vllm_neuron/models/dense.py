@@ -11,6 +11,7 @@ import torch
 
 from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec, LayerCache
+from vllm_neuron.models.fp8_cache import kv_scales
 from vllm_neuron.models.model import Model, StepInputs, input_embeddings
 from vllm_neuron.models.rope_scaling import RopeTable
 from vllm_neuron.weights.table import Weights, WeightSpec, WeightTable
@@ -117,7 +118,7 @@ def forward(
     new_cache = []
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
-        attended, cache = _attention(config, weights, prefix, normed, cos, sin, kv_cache[layer], inputs)
+        attended, cache = _attention(config, weights, layer, normed, cos, sin, kv_cache[layer], inputs)
         new_cache.append(cache)
         normed, residual = nn.add_rms_norm(attended, residual, weights[prefix + "mlp_norm"], config.norm_eps)
         gate_up = nn.linear(normed, weights[prefix + "gate_up"], weights.get(prefix + "gate_up_bias"))
@@ -131,7 +132,7 @@ def forward(
 def _attention(
     config: DenseConfig,
     weights: Weights,
-    prefix: str,
+    layer: int,
     x: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -139,6 +140,7 @@ def _attention(
     inputs: StepInputs,
 ) -> tuple[torch.Tensor, LayerCache]:
     """x [T, H] through one attention block: [T, H], and the layer's new cache."""
+    prefix, scales = f"layers.{layer}.", kv_scales(weights, layer)
     tokens, heads, kv_heads, dim = x.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
     qkv = nn.linear(x, weights[prefix + "qkv"], weights.get(prefix + "qkv_bias"))
     qkv = qkv.view(tokens, heads + 2 * kv_heads, dim)
@@ -147,8 +149,9 @@ def _attention(
         q = nn.rms_norm(q, weights[prefix + "q_norm"], config.norm_eps)
         k = nn.rms_norm(k, weights[prefix + "k_norm"], config.norm_eps)
     q, k = nn.rope(q, k, cos, sin)
-    k_cache, v_cache = nn.kv_write(*cache, k, v, inputs.slot_mappings[0])
-    out = nn.paged_attention(q, k_cache, v_cache, inputs.block_tables[0], inputs.positions, dim**-0.5)
+    k_cache, v_cache = nn.kv_write(*cache, k, v, inputs.slot_mappings[0], scales)
+    table = inputs.block_tables[0]
+    out = nn.paged_attention(q, k_cache, v_cache, table, inputs.positions, dim**-0.5, scales=scales)
     out = nn.linear(out.reshape(tokens, heads * dim), weights[prefix + "out"], weights.get(prefix + "out_bias"))
     return out, (k_cache, v_cache)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vllm_neuron.config import Fault
 from vllm_neuron.models.registry import build_model
+from vllm_neuron.weights.quantized import quantizes_kv_cache_only
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,7 +21,8 @@ def unsupported(vllm_config: "VllmConfig") -> list[Fault]:
 
 def _model(vllm_config: "VllmConfig") -> Iterator[Fault]:
     model = vllm_config.model_config
-    if model.quantization or model.is_multimodal_model:
+    quantized = model.quantization and not quantizes_kv_cache_only(model.hf_text_config)
+    if quantized or model.is_multimodal_model:
         # Refused by the configuration, in words that fit better.
         return
     try:

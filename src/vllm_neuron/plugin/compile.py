@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from vllm_neuron import envs
 from vllm_neuron.config import ConfigurationError, ResolvedConfig, log_notices
 from vllm_neuron.engine.compiler import GraphCompiler, open_cache
-from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.activation import ActivationError, activate
 from vllm_neuron.plugin.arguments import ArgumentsError, parse_arguments, quiet_vllm
 from vllm_neuron.plugin.hardware import compile_target
+from vllm_neuron.plugin.models import served_model
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.routes.route import Route
 from vllm_neuron.routes.select import select_route
@@ -67,8 +67,8 @@ def prepare(arguments: Sequence[str], artifacts: Path | None) -> CompileJob:
     log_notices(config)
     from vllm_neuron.plugin.memory import expected_blocks
 
-    model = build_model(vllm_config.model_config.hf_text_config, config.max_model_len)
     try:
+        model = served_model(vllm_config)
         route = _working_route(config)
         blocks = expected_blocks(vllm_config, model)
         cache = open_cache(config, route)

@@ -8,7 +8,7 @@ from vllm_neuron.models.model import Model
 
 
 def kv_cache_specs(model: Model, block_size: int, dtype: torch.dtype) -> dict[str, KVCacheSpec]:
-    """One entry per layer, by name."""
+    """One entry per layer, by name; ``dtype`` is that of layers which have none of their own."""
     return {layer_name(index): _spec(layer, block_size, dtype) for index, layer in enumerate(model.kv_layers)}
 
 
@@ -34,6 +34,7 @@ def require_groups(kv_cache_config: KVCacheConfig, model: Model) -> None:
 
 def _spec(layer: KVLayerSpec, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
     sizes = {"block_size": block_size, "num_kv_heads": layer.num_kv_heads, "head_size": layer.head_dim}
+    dtype = layer.dtype or dtype
     if layer.window is None:
         return FullAttentionSpec(**sizes, dtype=dtype)
     return SlidingWindowSpec(**sizes, dtype=dtype, sliding_window=layer.window)

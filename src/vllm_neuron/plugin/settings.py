@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_neuron.config import ResolvedConfig, ServingSettings
+from vllm_neuron.weights.quantized import quantizes_kv_cache_only
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -96,7 +97,7 @@ def serving_settings(vllm_config: "VllmConfig", unset_limits: frozenset[str] = f
         num_gpu_blocks_override=cache.num_gpu_blocks_override,
         kv_cache_dtype=cache.cache_dtype,
         dtype=str(model.dtype).removeprefix("torch."),
-        quantization=model.quantization,
+        quantization=None if quantizes_kv_cache_only(model.hf_text_config) else model.quantization,
         enable_prompt_embeds=bool(model.enable_prompt_embeds),
         async_scheduling=bool(scheduler.async_scheduling),
         scheduling_policy=scheduler.policy,

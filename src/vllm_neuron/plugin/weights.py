@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm_neuron.models.fp8_cache import LIMIT
 from vllm_neuron.models.model import Model
-from vllm_neuron.plugin.settings import model_dtype
+from vllm_neuron.plugin.settings import model_dtype, resolved_config
+from vllm_neuron.weights.kv_scales import read_kv_scales, scale_weights
 from vllm_neuron.weights.loading import LoadProgress, dummy_weights, load_weights, total_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def load_model_weights(vllm_config: "VllmConfig", model: Model) -> dict[str, tor
     else:
         folder = checkpoint_folder(vllm_config)
         weights = load_weights(folder, model.weight_table, dtype, _Reporter())
+        if resolved_config(vllm_config).fp8_kv_cache:
+            weights |= load_scales(folder, model)
         source = f"read from {folder}"
     logger.info(
         "%d weights, %.2f GiB in %s, %s in %.1f s",
@@ -43,6 +47,23 @@ def load_model_weights(vllm_config: "VllmConfig", model: Model) -> dict[str, tor
         time.monotonic() - start,
     )
     return weights
+
+
+def load_scales(folder: Path, model: Model) -> dict[str, torch.Tensor]:
+    """The scales of a model's FP8 KV cache, from its checkpoint or else 1.
+
+    Raises:
+        CheckpointError: the checkpoint has scales, and they are not usable.
+    """
+    scales = read_kv_scales(folder, len(model.kv_layers))
+    if scales is None:
+        logger.warning(
+            "The KV cache is FP8 and %s has no scales for it, so all are 1: answers may be worse. Calibrate the "
+            "checkpoint (vllm-neuron calibrate-kv MODEL OUTPUT), or leave out --kv-cache-dtype.",
+            folder,
+        )
+        scales = torch.ones(len(model.kv_layers), 2)
+    return scale_weights(scales, float(model.constants[LIMIT]))
 
 
 def checkpoint_folder(vllm_config: "VllmConfig") -> Path:

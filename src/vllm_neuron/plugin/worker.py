@@ -20,12 +20,12 @@ from vllm_neuron.config import effective_report, log_notices
 from vllm_neuron.engine.compiler import open_cache
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.memory import kv_cache_bytes
-from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.last_words import leaving_last_words
 from vllm_neuron.plugin.memory import kv_budget
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
+from vllm_neuron.plugin.models import served_model
 from vllm_neuron.plugin.processes import settle_engine_process
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
@@ -83,7 +83,7 @@ class NeuronWorker(WorkerBase):
         )
         ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
         set_random_seed(self.model_config.seed)
-        self.model = build_model(self.model_config.hf_text_config, self.model_config.max_model_len)
+        self.model = served_model(self.vllm_config)
 
     @leaving_last_words
     def load_model(self) -> None:

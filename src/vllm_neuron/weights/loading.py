@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Checkpoint tensors that are computed from the configuration, as Hugging Face does."""
 TIED_HEAD = "lm_head.weight"
 """Ignored when no weight reads it: a copy of tied embeddings."""
+KV_SCALE = re.compile(r"\.self_attn\.(?:k_scale|v_scale|k_proj\.k_scale|v_proj\.v_scale)$")
+"""Scales of an FP8 KV cache: `kv_scales` reads them, and a cache in the model's dtype has no use for them."""
 
 
 class CheckpointError(ValueError):
@@ -39,9 +42,10 @@ class LoadProgress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """One tensor of a checkpoint: its open file, shape and safetensors dtype name."""
+class StoredTensor:
+    """One tensor of a checkpoint: its name, open file, shape and safetensors dtype name."""
 
+    name: str
     file: Any
     shape: tuple[int, ...]
     dtype: str
@@ -75,7 +79,7 @@ def stream_weights(
 
     Args:
         folder: holds model.safetensors, or shards and model.safetensors.index.json.
-        table: what to read.
+        table: what to read. Weights without sources are left out: `kv_scales` makes them.
         dtype: dtype the model is served in.
         progress: called after each weight.
 
@@ -83,8 +87,9 @@ def stream_weights(
         CheckpointError: no safetensors there, an unreadable file, or tensors that are missing, of another shape or
             dtype, or that the model has no use for; all faults in one message.
     """
+    table = {name: spec for name, spec in table.items() if spec.sources}
     with ExitStack() as stack:
-        stored = _open(Path(folder), stack)
+        stored = open_checkpoint(Path(folder), stack)
         faults = _faults(stored, table)
         if faults:
             raise CheckpointError("\n".join([f"checkpoint {folder} does not fit the model:", *faults]))
@@ -113,15 +118,19 @@ def dummy_weights(table: WeightTable, dtype: torch.dtype, seed: int = 0) -> dict
     return weights
 
 
-def _open(folder: Path, stack: ExitStack) -> Mapping[str, _Stored]:
-    """Headers of all files of the checkpoint; the files stay open as long as `stack`."""
-    stored: dict[str, _Stored] = {}
+def open_checkpoint(folder: Path, stack: ExitStack) -> Mapping[str, StoredTensor]:
+    """Every tensor of a checkpoint by its name, from the headers of its files, which stay open as long as `stack`.
+
+    Raises:
+        CheckpointError: no safetensors there, or an unreadable file.
+    """
+    stored: dict[str, StoredTensor] = {}
     for path in _files(folder):
         try:
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 view = file.get_slice(name)
-                stored[name] = _Stored(file, tuple(view.get_shape()), view.get_dtype())
+                stored[name] = StoredTensor(name, file, tuple(view.get_shape()), view.get_dtype())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read {path}: {error}. Copy or download the file again.") from error
     return stored
@@ -146,7 +155,7 @@ def _files(folder: Path) -> Iterable[Path]:
     raise CheckpointError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _faults(stored: Mapping[str, _Stored], table: WeightTable) -> list[str]:
+def _faults(stored: Mapping[str, StoredTensor], table: WeightTable) -> list[str]:
     """One line for each thing that does not fit."""
     faults = []
     wanted = {source for spec in table.values() for source in spec.sources}
@@ -172,10 +181,10 @@ def _fits(spec: WeightSpec, shapes: list[tuple[int, ...]]) -> bool:
 
 
 def _ignored(name: str) -> bool:
-    return name == TIED_HEAD or name.endswith(IGNORED_SUFFIXES)
+    return name == TIED_HEAD or name.endswith(IGNORED_SUFFIXES) or KV_SCALE.search(name) is not None
 
 
-def _fuse(stored: Mapping[str, _Stored], spec: WeightSpec, dtype: torch.dtype) -> torch.Tensor:
+def _fuse(stored: Mapping[str, StoredTensor], spec: WeightSpec, dtype: torch.dtype) -> torch.Tensor:
     fused = torch.empty(spec.shape, dtype=spec.dtype or dtype)
     start = 0
     for source in spec.sources:

@@ -23,7 +23,8 @@ class WeightSpec:
         shape: shape of the fused weight. Matrices are [out_features, in_features], as checkpoints store them.
         axes: one logical axis name per dimension ("vocab", "hidden", "heads", "kv_heads", "qkv", "mlp", ...), from
             which sharding is derived.
-        sources: checkpoint names, concatenated along dimension 0.
+        sources: checkpoint names, concatenated along dimension 0; empty for the scales of the KV cache, whose names
+            depend on the tool that wrote them.
         dtype: None means the dtype the model is served in.
     """
 

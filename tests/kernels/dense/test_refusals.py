@@ -36,7 +36,7 @@ LEGAL: dict[Callable[..., Any], dict[str, Any]] = {
     output_projection: {"x": z(2, 3, 4), "weight": z(12, 5)},
     top_k: {"logits": z(2, 64), "k": 4},
     argmax: {"logits": z(2, 64)},
-    kv_quantize: {"x": z(2, 1, 8), "scale": z(1)},
+    kv_quantize: {"x": z(2, 1, 8), "factor": z(1), "limit": z(1)},
     kv_dequantize: {"values": z(2, 1, 8, dtype=torch.float8_e4m3fn), "scale": z(1), "dtype": torch.float32},
 }  # fmt: skip
 ILLEGAL: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
@@ -77,7 +77,8 @@ ILLEGAL: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (top_k, {"logits": z(1, 16411)}, "logits must have a vocabulary of pieces of 8 to 16384 elements"),
     (argmax, {"logits": z(2, 7)}, "logits must have a vocabulary of pieces of 8"),
     (argmax, {"logits": z(7)}, r"logits must have shape \[T, V\]"),
-    (kv_quantize, {"scale": z(2)}, r"scale must have shape \[1\]"),
+    (kv_quantize, {"factor": z(2)}, r"factor must have shape \[1\]"),
+    (kv_quantize, {"limit": z(2)}, r"limit must have shape \[1\]"),
     (kv_quantize, {"x": z(2, 8)}, r"x must have shape \[T, K, D\]"),
     (kv_dequantize, {"values": z(2, 1, 8)}, "values must be float8_e4m3fn, not float32"),
     (kv_dequantize, {"dtype": HALF}, "dtype must be float32 or bfloat16, not float16"),
