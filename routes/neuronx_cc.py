@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from vllm_neuron.compilation.hbm_signatures import hbm_signature
 from vllm_neuron.routes import blob
 
 NAME = "neuronx-cc"
@@ -151,8 +152,12 @@ def compile_hlo(graph: str, hlo: bytes, target: str) -> bytes:
 
 
 def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
-    """Exit code of a command, and the end of what it printed, all of which goes to stderr meanwhile."""
+    """Exit code of a command, and what it printed last, all of which goes to stderr meanwhile.
+
+    Before the last lines come earlier ones that tell of too little device memory.
+    """
     tail: deque[str] = deque(maxlen=_SHOWN_LINES)
+    telling: list[str] = []
     print(f"+ {shlex.join(command)}", file=sys.stderr, flush=True)
     with subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -161,11 +166,13 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
         try:
             for line in process.stdout or ():
                 print(line, end="", file=sys.stderr, flush=True)
+                if len(tail) == _SHOWN_LINES and hbm_signature(tail[0]):
+                    telling.append(tail[0])
                 tail.append(line.rstrip("\n"))
         except BaseException:
             process.kill()
             raise
-    return process.returncode, list(tail)
+    return process.returncode, [*telling[:_SHOWN_LINES], *tail]
 
 
 def _failure(graph: str, command: Sequence[str], returncode: int, tail: Sequence[str]) -> str:
@@ -179,4 +186,4 @@ def _failure(graph: str, command: Sequence[str], returncode: int, tail: Sequence
     first = f"{NAME} {cause} on graph {graph}: {shlex.join(command)}"
     if not tail:
         return f"{first}\nIt printed nothing."
-    return "\n".join((first, f"The last {len(tail)} lines it printed:", *tail))
+    return "\n".join((first, f"The last lines it printed ({len(tail)}):", *tail))

@@ -31,8 +31,6 @@ ONLY = "additional_config.mm_language_model_only"
         (None, {}, {"is_multimodal": True, "architectures": ("Qwen3VLForConditionalGeneration",)}, "architectures",
          "multimodal models"),
         (None, {}, {"ec_connector": "ECExampleConnector"}, "ec_connector", "encoder-disaggregated"),
-        (None, {}, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype", "FP8 KV cache"),
-        (None, {}, {"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype", "FP8 KV cache"),
         (None, {}, {"quantization": "fp8"}, "quantization", "quantized weights"),
         (None, {}, {"quantization": "compressed-tensors"}, "quantization", "quantized weights"),
         (None, {}, {"tensor_parallel_size": 32}, "tensor_parallel_size", "tensor parallelism"),

@@ -74,14 +74,12 @@ def test_the_complete_example_of_the_reference() -> None:
     assert (result.max_num_batched_tokens, result.kv_segment_size, result.block_size) == (2048, 2048, 128)
 
     later = {"kv_cache_dtype": "fp8", "tensor_parallel_size": 32}
+    assert resolved(COMPLETE, **changes, kv_cache_dtype="fp8").fp8_kv_cache and not result.fp8_kv_cache
     config = {"neuron_config": {**COMPLETE, "on_device_sampling_config": {"all_greedy": True}}}
     env = {"NEURON_COMPILED_ARTIFACTS": "/models/cache", "NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS": "4"}
     found = faults(config, env, **changes, **later)
     assert all(fault.later for fault in found)
-    assert {fault.rule for fault in found} == {
-        "FP8 KV cache",
-        "tensor parallelism",
-    }
+    assert {fault.rule for fault in found} == {"tensor parallelism"}
 
 
 def test_memory_policy() -> None:
@@ -243,11 +241,11 @@ def test_resolving_again_decides_the_same(
 
 def test_the_error_has_a_line_for_each_fault_and_travels_between_processes() -> None:
     with pytest.raises(ConfigurationError, match="2 faults") as raised:
-        resolve(settings(kv_cache_dtype="fp8"), {"typo": 1}, {})
+        resolve(settings(enable_lora=True), {"typo": 1}, {})
     assert issubclass(ConfigurationError, ValueError)
     lines = str(raised.value).splitlines()
     assert len(lines) == 3 and lines[1].startswith("  - additional_config.typo=1: ")
-    assert lines[2].startswith("  - not supported yet: FP8 KV cache (kv_cache_dtype='fp8'). ")
+    assert lines[2].startswith("  - not supported yet: LoRA adapters (enable_lora=True). ")
     copy = pickle.loads(pickle.dumps(raised.value))
     assert str(copy) == str(raised.value) and copy.faults == raised.value.faults
 

@@ -1,5 +1,7 @@
 """The KV budget against tables worked out by hand."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,8 +83,62 @@ def test_below_minimum_in_the_default_policy() -> None:
     text = str(caught.value)
     assert text.startswith("KV cache budget below minimum threshold: 0.810 GiB is less than")
     assert "VLLM_NEURON_MIN_KV_BUDGET_GIB=1" in text
-    assert "Increase gpu_memory_utilization=0.9 or VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3" in text
-    assert "HEADROOM" not in text
+    # 1 / (3 * 0.9) = 0.3704; by utilisation alone it would take 1 / (3 * 0.3) = 1.11.
+    assert "Increase VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3 to 0.38 or more (each at most 1)." in text
+    assert "HEADROOM" not in text and "Increase gpu_memory_utilization" not in text and "Decrease" not in text
+
+
+@pytest.mark.parametrize(
+    ("memory", "weights", "policy", "advice"),
+    [
+        # 1 / (10 * 0.2) = 0.5; 1 / (10 * 0.3) = 0.334.
+        (10, 0, BudgetPolicy(0.2),
+         "Increase VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3 to 0.51 or more, or gpu_memory_utilization=0.2 to 0.34"),
+        # The weights leave 24 * 0.8 - 18.5 = 0.7: no cap helps, (1 + 18.5) / 24 = 0.8125 of utilisation does.
+        (24, 18.5, BudgetPolicy(0.8), "Increase gpu_memory_utilization=0.8 to 0.82 or more (each at most 1)"),
+        # 2 * 0.5 is just the minimum, but neither 2 * 0.3 nor 1.9 * 0.5 reaches it.
+        (1.9, 0, BudgetPolicy(0.5),
+         "Increase gpu_memory_utilization=0.5 to 1 and VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3 to 0.53 or more."),
+        (24, 23.5, BudgetPolicy(0.9),
+         "No gpu_memory_utilization and no VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION is large enough: all memory that "
+         "there is leaves 0.500 GiB, and 1.000 GiB is needed."),
+    ],
+)  # fmt: skip
+def test_the_default_policy_names_what_would_fit(
+    memory: float, weights: float, policy: BudgetPolicy, advice: str
+) -> None:
+    with pytest.raises(KVBudgetError) as caught:
+        require_minimum(neuron_budget(round(memory * GIB), round(weights * GIB), policy))
+    assert advice in str(caught.value)
+
+
+@given(
+    memory=st.floats(0.5, 96),
+    share=st.floats(0, 0.99),
+    utilization=st.floats(0.01, 1),
+    cap=st.floats(0.01, 1),
+    minimum=st.floats(0.1, 8),
+)
+def test_every_value_that_the_default_policy_names_does_fit(
+    memory: float, share: float, utilization: float, cap: float, minimum: float
+) -> None:
+    hbm, weights = round(memory * GIB), round(memory * share * GIB)
+    policy = BudgetPolicy(utilization, cap, minimum_gib=minimum)
+    try:
+        require_minimum(neuron_budget(hbm, weights, policy))
+        return
+    except KVBudgetError as error:
+        text = str(error)
+    named = {
+        "cap_fraction": re.search(r"CAP_FRACTION=\S+ to ([\d.]+\d|\d)", text),
+        "memory_utilization": re.search(r"utilization=\S+ to ([\d.]+\d|\d)", text),
+    }
+    values = {field: float(found[1]) for field, found in named.items() if found}
+    if not values:
+        assert "is large enough" in text and hbm - weights < minimum * GIB
+    for changes in [values] if " and VLLM" in text else [{field: value} for field, value in values.items()]:
+        assert all(value > getattr(policy, field) or value == 1 for field, value in changes.items())
+        require_minimum(neuron_budget(hbm, weights, replace(policy, **changes)))
 
 
 def test_below_minimum_under_headroom_names_the_largest_that_fits() -> None:

@@ -27,7 +27,17 @@ def test_default_start_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     assert budget.num_bytes == int(20 * GIB * 0.9 * 0.3)
     with caplog.at_level(logging.INFO):
         assert kv_cache_bytes(resolved, tiny_model(), torch.float32, budget) == 5 * GIB
-    assert "KV cache: 5.000 GiB per worker, from 20.000 GiB of host memory available / 1 local workers" in caplog.text
+    # 5 GiB are 1310720 blocks of 4096 bytes, of which one holds nothing.
+    assert caplog.messages[0].splitlines() == [
+        "KV cache: 5.000 GiB per worker",
+        "  policy   default policy: gpu_memory_utilization=0.9, VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3",
+        "  budget   5.400 GiB = 20.000 GiB of host memory available / 1 local workers * 0.9 gpu_memory_utilization * "
+        "0.3 cap",
+        "  minimum  1 GiB (VLLM_NEURON_MIN_KV_BUDGET_GIB)",
+        "  taken    5.000 GiB: the budget rounded down, so that the next start finds the same graphs",
+        "  blocks   1310720 of 16 tokens and 4096 bytes (2 layers in float32), one of them for padding",
+        "  tokens   20971504, which are 320.00 requests of max_model_len=65536",
+    ]
     slightly_less = kv_budget_on_cpu(resolved, int(19.5 * GIB), 1)
     assert kv_cache_bytes(resolved, tiny_model(), torch.float32, slightly_less) == 5 * GIB
 

@@ -10,7 +10,10 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from tests.checkpoints import KINDS, make_model
 from vllm_neuron.models.errors import UnsupportedArchitectureError, UnsupportedModelError
 from vllm_neuron.models.registry import ARCHITECTURES, ONBOARDING_GUIDE, build_model
-from vllm_neuron.weights.quantized import QuantizedCheckpointError
+from vllm_neuron.weights.quantized import QuantizedCheckpointError, quantizes_kv_cache_only
+
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+KV_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": KV_SCHEME}
 
 
 def config(config_class: type[PretrainedConfig] = LlamaConfig, **overrides: Any) -> PretrainedConfig:
@@ -90,13 +93,37 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     [
         ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors float-quantized"),
+        ({**KV_ONLY, "kv_cache_scheme": {**KV_SCHEME, "num_bits": 4}}, "compressed-tensors"),
+        ({**KV_ONLY, "kv_cache_scheme": {**KV_SCHEME, "strategy": "attn_head"}}, "compressed-tensors"),
+        ({**KV_ONLY, "config_groups": {"g": {"targets": ["Linear"], "weights": KV_SCHEME}}}, "compressed-tensors"),
+        ({**KV_ONLY, "config_groups": {"g": {"targets": ["Linear"], "input_activations": KV_SCHEME}}},
+         "compressed-tensors"),
+        ({**KV_ONLY, "config_groups": {"g": {"targets": ["LlamaAttention"], "output_activations": KV_SCHEME}}},
+         "compressed-tensors"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "modelopt FP8"),
+        ({"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "NVFP4"}, "modelopt"),
         ({"bits": 4}, "unnamed"),
         (SimpleNamespace(quant_method=SimpleNamespace(value="awq")), "awq"),
     ],
-)
+)  # fmt: skip
 def test_a_quantized_checkpoint_is_refused_by_scheme(declared: Any, scheme: str) -> None:
     with pytest.raises(QuantizedCheckpointError, match=f"not supported yet.*scheme '{scheme}'"):
         build_model(config(quantization_config=declared))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        KV_ONLY,
+        {**KV_ONLY, "config_groups": {"g": {"targets": ["LlamaAttention"], "input_activations": KV_SCHEME}}},
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_scales_of_the_kv_cache_alone_are_no_quantized_checkpoint(declared: Any) -> None:
+    build_model(config(quantization_config=declared))
+    assert quantizes_kv_cache_only(config(quantization_config=declared))
+    assert not quantizes_kv_cache_only(config())
 
 
 def test_an_empty_quantization_config_is_none() -> None:

@@ -107,7 +107,7 @@ def test_a_scheduler_of_the_users_is_kept_with_a_warning(caplog: pytest.LogCaptu
         ({"load_format": "pt"}, ["load_format", "'pt'", "safetensors"]),
         ({"cpu_offload_gb": 1}, ["not supported yet", "cpu_offload_gb"]),
         ({"kv_cache_memory_bytes": 1 << 30}, ["not supported yet", "kv_cache_memory_bytes"]),
-        ({"kv_cache_dtype": "fp8"}, ["not supported yet", "FP8 KV cache"]),
+        ({"kv_cache_dtype": "fp8_e5m2"}, ["kv_cache_dtype='fp8_e5m2'", "auto", "fp8, fp8_e4m3"]),
         ({"enable_lora": True}, ["not supported yet", "LoRA"]),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, ["Unsupported speculative"]),
         ({"additional_config": {"neuron_config": {"num_seq_buckets": [1]}}}, ["num_seq_buckets", "num_seqs_buckets"]),

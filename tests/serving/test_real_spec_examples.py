@@ -1,10 +1,12 @@
 """The configuration reference's examples, on a tiny model and one device: they start, or say what they still lack."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoints import checkpoint, embedding_rows, greedy_oracle
+from tests.models.fp8 import greedy_with_fp8_cache, write_checkpoint_with_kv_scales
 from tests.serving.engine import BACKENDS, generate, prompt, running_llm, statistics
 
 COMPLETE_EXAMPLE: dict[str, Any] = {
@@ -49,28 +51,19 @@ def test_real_overview_example_starts(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_real_complete_example_without_what_comes_later_starts(backend: str) -> None:
+def test_real_complete_example_starts(backend: str, tmp_path: Path) -> None:
     from vllm import SamplingParams
 
-    path = checkpoint("llama")
-    example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70, "kv_cache_dtype": "auto"}
-    neuron_config = dict(COMPLETE_EXAMPLE["additional_config"]["neuron_config"])
-    del neuron_config["on_device_sampling_config"]
-    example["additional_config"] = {"neuron_config": neuron_config}
+    path = write_checkpoint_with_kv_scales(tmp_path / "model")
+    example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70}
     ids = prompt(2500, seed=2)
+    expected = greedy_with_fp8_cache(path, ids, 4)
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     with running_llm(path, backend, **example) as llm:
-        assert generate(llm, [ids], 4) == [greedy_oracle(path, ids, 4)]
+        assert generate(llm, [ids], 4) == [expected]
         (output,) = llm.generate([{"prompt_embeds": embedding_rows(path, ids)}], greedy, use_tqdm=False)
-        assert list(output.outputs[0].token_ids) == greedy_oracle(path, ids, 4)
-        assert "prefill_t2048_ctx4096_embeds" in statistics(llm)["seconds"]
-
-
-def test_real_complete_example_names_everything_it_lacks() -> None:
-    with pytest.raises(ValueError) as fault, running_llm(checkpoint("llama"), "", **{**UNSET, **COMPLETE_EXAMPLE}):
-        pass
-    text = str(fault.value)
-    assert any("not supported yet" in line and "kv_cache_dtype" in line for line in text.splitlines()), text
+        assert list(output.outputs[0].token_ids) == expected
+        assert "prefill_t2048_ctx4096_embeds_greedy" in statistics(llm)["seconds"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,6 @@ def test_real_complete_example_names_everything_it_lacks() -> None:
     [
         ("additional_config", {"neuron_config": {"quantization": "mxfp4"}}),
         ("additional_config", {"neuron_config": {}, "mm_language_model_only": True}),
-        ("kv_cache_dtype", "fp8"),
     ],
 )
 def test_real_single_option_examples_say_what_is_missing(option: str, value: Any) -> None:

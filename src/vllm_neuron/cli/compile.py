@@ -14,6 +14,7 @@ from vllm_neuron.compilation.cache import local_cache_root
 from vllm_neuron.compilation.pool import JobFailedError
 from vllm_neuron.compilation.store import EntryStore, Manifest
 from vllm_neuron.engine.compiler import CompileForbiddenError, GraphCompiler
+from vllm_neuron.engine.hbm import HBMAllocationError, hbm_failures_explained
 from vllm_neuron.engine.graphs import GraphSpec, list_graphs
 from vllm_neuron.engine.precompile import precompiled
 from vllm_neuron.engine.progress import GraphReady, compile_progress
@@ -83,8 +84,9 @@ def run(arguments: Sequence[str], output: Path | None, texts: Path | None) -> Re
     try:
         if texts is not None:
             save_texts(compiler, graphs, texts)
-        rows = _compile_all(compiler, graphs)
-    except (KernelBuildError, CompilerError, JobFailedError) as error:
+        with hbm_failures_explained(compiler.config):
+            rows = _compile_all(compiler, graphs)
+    except (KernelBuildError, CompilerError, JobFailedError, HBMAllocationError) as error:
         raise CommandError(str(error)) from error
     artifacts = compiler.config.compiled_artifacts
     folder = Path(artifacts) if artifacts else local_cache_root()

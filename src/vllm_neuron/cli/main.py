@@ -134,6 +134,31 @@ def _explain(key: str, as_json: bool, unused: bool) -> None:
         command.show(found, result_console())
 
 
+@app.command(name="calibrate-kv")
+def calibrate_kv(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Local folder of a Hugging Face checkpoint.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write; it must not have files.")],
+    text: Annotated[Path, typer.Option(metavar="FILE", help="Text of the kind that the model will read.")],
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="How many tokens of it to read, at most.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write a checkpoint with scales for an FP8 KV cache (--kv-cache-dtype fp8).
+
+    The model reads the text on the CPU, 512 tokens at a time. The largest key
+    and the largest value of each layer become the largest 8-bit float. OUTPUT
+    gets these scales in the layout of llm-compressor, and links to the files
+    of MODEL, or copies on another file system.
+    """
+    with _errors():
+        from vllm_neuron.cli import calibrate as command
+
+        def report(done: int) -> None:
+            typer.echo(f"{done} tokens read", err=True)
+
+        result = command.run(model, output, text, tokens, report)
+    typer.echo(command.as_json(result) if as_json else result.summary)
+
+
 @app.command(name="migrate", context_settings={"ignore_unknown_options": True})
 def migrate_launch(
     source: Annotated[

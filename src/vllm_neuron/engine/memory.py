@@ -17,7 +17,7 @@ from vllm_neuron.kv_cache.budget import (
     require_one_request,
     steady,
 )
-from vllm_neuron.kv_cache.layout import block_bytes, blocks_for
+from vllm_neuron.kv_cache.layout import block_bytes, blocks_for, cache_dtype
 from vllm_neuron.models.model import Model
 
 logger = logging.getLogger(__name__)
@@ -64,17 +64,42 @@ def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, bud
                 f"{budget.without_reserve / GIB:.3f} GiB are there for a worker. Set it to "
                 f"{budget.without_reserve // per_block} or less, or leave it unset."
             )
+        logger.info("%s", _report(config, model, dtype, budget, num_bytes, f"num_gpu_blocks_override={blocks}"))
         return num_bytes
     require_one_request(budget, per_block, config.block_size, config.max_model_len)
-    num_bytes, reason = budget.num_bytes, ""
+    num_bytes, reason = budget.num_bytes, "the whole budget"
     if config.cpu_mode:
         num_bytes = steady(num_bytes, max(_one_request(config, per_block), round(config.kv_minimum_gib * GIB)))
+        reason = "the budget rounded down, so that the next start finds the same graphs"
         plenty = plenty_on_cpu(config, model, dtype)
         if plenty is not None and plenty < num_bytes:
             num_bytes = plenty
-            reason = f", limited to {CPU_CACHE_MULTIPLE} times what max_num_seqs={config.max_num_seqs} requests can use"
-    logger.info("KV cache: %.3f GiB per worker, from %s%s", num_bytes / GIB, budget.formula, reason)
+            reason = f"limited to {CPU_CACHE_MULTIPLE} times what max_num_seqs={config.max_num_seqs} requests can use"
+    logger.info("%s", _report(config, model, dtype, budget, num_bytes, reason))
     return num_bytes
+
+
+def _report(
+    config: ResolvedConfig, model: Model, dtype: torch.dtype, budget: KVBudget, num_bytes: int, reason: str
+) -> str:
+    """The arithmetic from memory to tokens, a line per step."""
+    per_block = block_bytes(model.kv_layers, config.block_size, dtype)
+    blocks = num_bytes // per_block
+    # Block 0 is the null block, which holds nothing.
+    tokens = (blocks - 1) * config.block_size
+    stored = str(cache_dtype(model.kv_layers, dtype)).removeprefix("torch.")
+    lines = (
+        f"KV cache: {num_bytes / GIB:.3f} GiB per worker",
+        f"  policy   {budget.policy.settings}",
+        f"  budget   {budget.num_bytes / GIB:.3f} GiB = {budget.formula}",
+        f"  minimum  {config.kv_minimum_gib:g} GiB (VLLM_NEURON_MIN_KV_BUDGET_GIB)",
+        f"  taken    {num_bytes / GIB:.3f} GiB: {reason}",
+        f"  blocks   {blocks} of {config.block_size} tokens and {per_block} bytes ({len(model.kv_layers)} layers in "
+        f"{stored}), one of them for padding",
+        f"  tokens   {tokens}, which are {tokens / config.max_model_len:.2f} requests of max_model_len="
+        f"{config.max_model_len}",
+    )
+    return "\n".join(lines)
 
 
 def bytes_set_by_hand(config: ResolvedConfig, model: Model, dtype: torch.dtype, blocks: int) -> int:

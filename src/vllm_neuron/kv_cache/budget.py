@@ -5,11 +5,13 @@ included, replaces both. "Host available" is what /proc/meminfo calls MemAvailab
 from it, so the CPU formulas do not subtract them again.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
 
+UTILIZATION = "gpu_memory_utilization"
 HEADROOM_VARIABLE = "VLLM_NEURON_RESERVED_HEADROOM_GIB"
 CAP_VARIABLE = "VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION"
 MINIMUM_VARIABLE = "VLLM_NEURON_MIN_KV_BUDGET_GIB"
@@ -36,6 +38,13 @@ class BudgetPolicy:
     headroom_gib: float | None = None
     minimum_gib: float = 1.0
 
+    @property
+    def settings(self) -> str:
+        """Name of the policy, and the settings that are in force under it."""
+        if self.headroom_gib is None:
+            return f"default policy: {UTILIZATION}={self.memory_utilization:g}, {CAP_VARIABLE}={self.cap_fraction:g}"
+        return f"headroom policy: {HEADROOM_VARIABLE}={self.headroom_gib:g}"
+
 
 @dataclass(frozen=True)
 class KVBudget:
@@ -43,15 +52,22 @@ class KVBudget:
 
     Attributes:
         num_bytes: what the KV cache may take, per worker.
-        without_reserve: what it could take if nothing were reserved (headroom 0); the base of the advice in errors.
+        memory: bytes of the worker: its share of what the host has available, or its device memory.
+        weights: bytes of its weights, as far as they are to come out of ``memory`` still.
         policy: the settings it was computed from.
         formula: the computation with its numbers, for logs and errors.
     """
 
     num_bytes: int
-    without_reserve: int
+    memory: int
+    weights: int
     policy: BudgetPolicy
     formula: str
+
+    @property
+    def without_reserve(self) -> int:
+        """What the KV cache could take if nothing were reserved and nothing capped."""
+        return max(self.memory - self.weights, 0)
 
 
 def cpu_budget(host_available: int, local_workers: int, policy: BudgetPolicy) -> KVBudget:
@@ -73,7 +89,7 @@ def cpu_budget(host_available: int, local_workers: int, policy: BudgetPolicy) ->
     else:
         num_bytes = max(share - round(policy.headroom_gib * GIB), 0)
         formula = f"{parts} - {policy.headroom_gib:g} GiB headroom"
-    return KVBudget(num_bytes, share, policy, formula)
+    return KVBudget(num_bytes, share, 0, policy, formula)
 
 
 def neuron_budget(total_hbm: int, model_weight_bytes: int, policy: BudgetPolicy) -> KVBudget:
@@ -98,7 +114,7 @@ def neuron_budget(total_hbm: int, model_weight_bytes: int, policy: BudgetPolicy)
     else:
         num_bytes = max(total_hbm - model_weight_bytes - round(policy.headroom_gib * GIB), 0)
         formula = f"{_gib(total_hbm)} of HBM - {weights} - {policy.headroom_gib:g} GiB headroom"
-    return KVBudget(num_bytes, max(total_hbm - model_weight_bytes, 0), policy, formula)
+    return KVBudget(num_bytes, total_hbm, model_weight_bytes, policy, formula)
 
 
 def require_minimum(budget: KVBudget) -> None:
@@ -178,10 +194,7 @@ def _advice(budget: KVBudget, needed: int) -> str:
     """Which setting to move which way so that the budget reaches ``needed`` bytes."""
     policy = budget.policy
     if policy.headroom_gib is None:
-        return (
-            f"Increase gpu_memory_utilization={policy.memory_utilization:g} or {CAP_VARIABLE}={policy.cap_fraction:g} "
-            "(each at most 1)."
-        )
+        return _advice_by_default(budget, needed)
     largest = budget.without_reserve - needed
     if largest < 0:
         return (
@@ -193,6 +206,34 @@ def _advice(budget: KVBudget, needed: int) -> str:
         f"Decrease {HEADROOM_VARIABLE}={policy.headroom_gib:g}: the largest headroom that fits is "
         f"{largest * 100 // GIB / 100:g}."
     )
+
+
+def _advice_by_default(budget: KVBudget, needed: int) -> str:
+    """Each setting whose increase alone is enough, with the smallest value that is; or else both together."""
+    policy, memory = budget.policy, budget.memory
+    utilization, cap = policy.memory_utilization, policy.cap_fraction
+    if needed > budget.without_reserve:
+        return (
+            f"No {UTILIZATION} and no {CAP_VARIABLE} is large enough: all memory that there is leaves "
+            f"{_gib(budget.without_reserve)}, and {_gib(needed)} is needed."
+        )
+    with_more_cap = _least(needed / (memory * utilization))
+    with_more_utilization = max(_least((needed + budget.weights) / memory), _least(needed / (memory * cap)))
+    choices = []
+    # The cap is no remedy where utilisation leaves too little beside the weights, however large it is.
+    if with_more_cap <= 1 and memory * utilization - budget.weights >= needed:
+        choices.append(f"{CAP_VARIABLE}={cap:g} to {with_more_cap:g} or more")
+    if with_more_utilization <= 1:
+        choices.append(f"{UTILIZATION}={utilization:g} to {with_more_utilization:g} or more")
+    if not choices:
+        both = (f"{UTILIZATION}={utilization:g} to 1", f"{CAP_VARIABLE}={cap:g} to {min(_least(needed / memory), 1):g} or more")
+        return f"Increase {' and '.join(both)}."
+    return f"Increase {', or '.join(choices)} (each at most 1)."
+
+
+def _least(fraction: float) -> float:
+    """The fraction rounded up to hundredths, so that the printed value does fit in spite of later rounding."""
+    return math.ceil(fraction * 100 + 1e-6) / 100
 
 
 def _gib(num_bytes: int) -> str:

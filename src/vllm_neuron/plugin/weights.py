@@ -59,7 +59,7 @@ def load_scales(folder: Path, model: Model) -> dict[str, torch.Tensor]:
     if scales is None:
         logger.warning(
             "The KV cache is FP8 and %s has no scales for it, so all are 1: answers may be worse. Calibrate the "
-            "checkpoint (vllm-neuron calibrate-kv MODEL OUTPUT), or leave out --kv-cache-dtype.",
+            "checkpoint (vllm-neuron calibrate-kv), or leave out --kv-cache-dtype.",
             folder,
         )
         scales = torch.ones(len(model.kv_layers), 2)

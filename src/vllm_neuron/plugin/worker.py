@@ -19,6 +19,7 @@ from vllm_neuron import envs
 from vllm_neuron.config import effective_report, log_notices
 from vllm_neuron.engine.compiler import open_cache
 from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.engine.hbm import hbm_failures_explained
 from vllm_neuron.engine.memory import kv_cache_bytes
 from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
@@ -92,11 +93,13 @@ class NeuronWorker(WorkerBase):
         Raises:
             CheckpointError: the checkpoint is not readable, or does not fit the model.
             ArtifactsError: NEURON_COMPILED_ARTIFACTS is no folder of compiled graphs.
+            HBMAllocationError: the weights do not fit into device memory.
         """
         cache = open_cache(self.config, self.route)
         weights = load_model_weights(self.vllm_config, self.model)
         dtype = model_dtype(self.vllm_config)
-        self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
+        with hbm_failures_explained(self.config):
+            self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """What vLLM's block manager needs to know of each attention layer."""
@@ -114,17 +117,27 @@ class NeuronWorker(WorkerBase):
 
     @leaving_last_words
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache."""
+        """Allocate the KV cache.
+
+        Raises:
+            HBMAllocationError: it does not fit into device memory.
+        """
         require_groups(kv_cache_config, self.model)
-        self.executor.allocate_kv_cache(kv_cache_config.num_blocks)
+        with hbm_failures_explained(self.config):
+            self.executor.allocate_kv_cache(kv_cache_config.num_blocks)
         self._runner = NeuronModelRunner(
             self.vllm_config, self.executor, self.model, len(kv_cache_config.kv_cache_groups)
         )
 
     @leaving_last_words
     def compile_or_warm_up_model(self) -> None:
-        """Make every graph ready, and the sampler too: after this nothing compiles."""
-        self.executor.warm_up()
+        """Make every graph ready, and the sampler too: after this nothing compiles.
+
+        Raises:
+            HBMAllocationError: a graph does not fit into device memory beside the KV cache.
+        """
+        with hbm_failures_explained(self.config):
+            self.executor.warm_up()
         self.runner.warm_up_sampler()
         # Warm-up draws random numbers, and the same seed must give the same tokens however long it was.
         set_random_seed(self.model_config.seed)

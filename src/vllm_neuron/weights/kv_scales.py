@@ -65,7 +65,7 @@ def scale_weights(scales: torch.Tensor, limit: float) -> dict[str, torch.Tensor]
     }
 
 
-_REMEDY = "Calibrate again (vllm-neuron calibrate-kv MODEL OUTPUT), or leave out --kv-cache-dtype."
+_REMEDY = "Calibrate again (vllm-neuron calibrate-kv), or leave out --kv-cache-dtype."
 
 
 def _place(name: str) -> tuple[int, int]:

@@ -43,9 +43,10 @@ class LoadProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a checkpoint: its name, open file, shape and safetensors dtype name."""
+    """One tensor of a checkpoint: its name, the path of its file, that file, shape and safetensors dtype name."""
 
     name: str
+    path: Path
     file: Any
     shape: tuple[int, ...]
     dtype: str
@@ -130,7 +131,7 @@ def open_checkpoint(folder: Path, stack: ExitStack) -> Mapping[str, StoredTensor
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 view = file.get_slice(name)
-                stored[name] = StoredTensor(name, file, tuple(view.get_shape()), view.get_dtype())
+                stored[name] = StoredTensor(name, path, file, tuple(view.get_shape()), view.get_dtype())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read {path}: {error}. Copy or download the file again.") from error
     return stored

@@ -43,7 +43,9 @@ def _is_of_kv_cache(fields: Mapping[str, Any]) -> bool:
             and all(_fields(scheme).get(name, value) == value for name, value in _KV_SCHEME.items())
             and all(_is_of_attention(_fields(group)) for group in groups)
         )
-    if method.startswith("modelopt"):
+    producer = fields.get("producer") or {}
+    if method.startswith("modelopt") or producer.get("name") == "modelopt":
+        # Earlier releases of ModelOpt have a file of their own, hf_quant_config.json, without a quant_method.
         inner = fields.get("quantization", fields)
         return not inner.get("quant_algo") and str(inner.get("kv_cache_quant_algo")).upper() == "FP8"
     return False
