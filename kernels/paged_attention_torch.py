@@ -1,10 +1,15 @@
 """Torch twin of `paged_attention`."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 
 from vllm_neuron.kernels.kv_fp8_torch import KVScales, require_scales
+
+MOST_SCORES = 1 << 24
+"""Scores of one head of a request that are made at once. A longer context is attended to in spans, one after the other,
+so that memory does not grow with it: 64 MiB a head in float32."""
 
 
 def paged_attention(
@@ -45,16 +50,58 @@ def paged_attention(
     tokens, heads, dim = q.shape
     requests, blocks = block_table.shape
     block_size, kv_heads = k_cache.shape[1:3]
-    rows, groups, context = tokens // requests, heads // kv_heads, blocks * block_size
+    rows, groups = tokens // requests, heads // kv_heads
+    columns = max(1, MOST_SCORES // (rows * block_size))
+    spans = (
+        _look(q, k_cache, v_cache, block_table[:, first : first + columns], first, positions, scale, window, scales)
+        for first in range(0, blocks, columns)
+    )
+    sink = None
+    if sinks is not None:
+        sink = sinks.view(1, kv_heads, 1, groups).expand(requests, -1, rows, -1)
+        sink = sink.reshape(requests, kv_heads, rows * groups, 1)
+    if blocks <= columns:
+        scores, values = next(spans)
+        weights = scores.softmax(-1) if sink is None else torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+        out = weights.to(q.dtype) @ values
+    else:
+        out = _softmax_of_spans(spans, sink, q.dtype)
+    if scales is not None:
+        out = (out.float() * scales.dequantize[1]).to(q.dtype)
+    out = out.view(requests, kv_heads, rows, groups, dim)
+    return out.permute(0, 2, 1, 3, 4).reshape(tokens, heads, dim)
 
-    index = block_table.flatten()
+
+def _look(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    first_block: int,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None,
+    scales: KVScales | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores [B, K, T / B * N / K, S] float32 of a part of the context, minus infinity for what a row does not see, and
+    its values [B, K, S, D].
+
+    Args:
+        table: [B, S / BS], the part of the block table that starts with logical block `first_block`.
+        q, k_cache, v_cache, positions, scale, window, scales: see `paged_attention`.
+    """
+    requests, (block_size, kv_heads, dim) = table.shape[0], k_cache.shape[1:]
+    rows, groups, context = q.shape[0] // requests, q.shape[1] // kv_heads, table.shape[1] * block_size
+
+    index = table.flatten()
     keys, values = k_cache.index_select(0, index), v_cache.index_select(0, index)
     if scales is not None:
         keys, values = keys.to(q.dtype), values.to(q.dtype)
     keys = keys.view(requests, context, kv_heads, dim).transpose(1, 2)
     values = values.view(requests, context, kv_heads, dim).transpose(1, 2)
 
-    key_positions = torch.arange(context, device=q.device, dtype=positions.dtype)
+    start = first_block * block_size
+    key_positions = torch.arange(start, start + context, device=q.device, dtype=positions.dtype)
     row_positions = positions.view(requests, rows, 1)
     visible = key_positions <= row_positions
     live = key_positions <= row_positions.amax(1)
@@ -73,14 +120,28 @@ def paged_attention(
         scores = scores * scales.dequantize[0]
     scores = scores.view(requests, kv_heads, rows, groups, context)
     scores = scores.where(visible.view(requests, 1, rows, 1, context), -torch.inf)
-    if sinks is None:
-        weights = scores.softmax(-1)
-    else:
-        sink = sinks.view(1, kv_heads, 1, groups, 1).expand(requests, -1, rows, -1, 1)
-        weights = torch.cat((scores, sink), -1).softmax(-1).narrow(-1, 0, context)
-    weights = weights.to(q.dtype).reshape(requests, kv_heads, rows * groups, context)
+    return scores.view(requests, kv_heads, rows * groups, context), values
 
-    out = (weights @ values).view(requests, kv_heads, rows, groups, dim)
-    if scales is not None:
-        out = (out.float() * scales.dequantize[1]).to(q.dtype)
-    return out.permute(0, 2, 1, 3, 4).reshape(tokens, heads, dim)
+
+def _softmax_of_spans(
+    spans: Iterable[tuple[torch.Tensor, torch.Tensor]], sink: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """softmax(scores) @ values over all spans with a running maximum and sum (arXiv 1805.02867), in `dtype`.
+
+    `sink` [B, K, T / B * N / K, 1] is a score without a value.
+    """
+    top = sink
+    total: torch.Tensor | float = 0.0 if sink is None else 1.0
+    out: torch.Tensor | float = 0.0
+    for scores, values in spans:
+        highest = scores.amax(-1, keepdim=True)
+        highest = highest if top is None else torch.maximum(top, highest)
+        # As long as a row has seen nothing its maximum is minus infinity, which must not be subtracted from itself.
+        shift = highest.where(highest > -torch.inf, 0)
+        weights = (scores - shift).exp()
+        shrink = 0.0 if top is None else (top - shift).exp()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + (weights.to(dtype) @ values).float()
+        top = highest
+    assert isinstance(out, torch.Tensor)
+    return (out / total).to(dtype)

@@ -17,7 +17,7 @@ TEXTS = {
     "Maximum peak HBM usage": "Maximum peak HBM usage is 25.1 GB, and 24 GB are there",
     "NRT_RESOURCE": "load failed with NRT_RESOURCE (4)",
     "nrt_load_util NRT_RESOURCE": "TDRV:nrt_load_util  failed to load the model: NRT_RESOURCE",
-    "nrt_tensor_allocate status=4": "nrt_tensor_allocate status=4 message=\"Allocation Failure\"",
+    "nrt_tensor_allocate status=4": 'nrt_tensor_allocate status=4 message="Allocation Failure"',
     "Allocation Failure": "Failed to load model: Allocation Failure",
 }
 DEFAULT: dict[str, Any] = {"kv_cap_fraction": 0.30, "gpu_memory_utilization": 0.9}
@@ -48,15 +48,15 @@ def test_the_headroom_policy_is_told_to_raise_the_reserve(text: str) -> None:
 
 
 def test_no_reserve_at_all_is_a_reserve_too() -> None:
-    with pytest.raises(HBMAllocationError, match=r"export VLLM_NEURON_RESERVED_HEADROOM_GIB=1\."):
-        with hbm_failures_explained(config(kv_headroom_gib=0.0)):
-            raise RuntimeError("NCC_EOOM002")
+    with pytest.raises(HBMAllocationError) as caught, hbm_failures_explained(config(kv_headroom_gib=0.0)):
+        raise RuntimeError("NCC_EOOM002")
+    assert "export VLLM_NEURON_RESERVED_HEADROOM_GIB=1." in str(caught.value)
 
 
 def test_a_size_set_by_hand_is_named() -> None:
-    with pytest.raises(HBMAllocationError, match="lower num_gpu_blocks_override=64"):
-        with hbm_failures_explained(config(num_gpu_blocks_override=64, **HEADROOM)):
-            raise RuntimeError("NCC_EOOM002")
+    settings = config(num_gpu_blocks_override=64, **HEADROOM)
+    with pytest.raises(HBMAllocationError, match="lower num_gpu_blocks_override=64"), hbm_failures_explained(settings):
+        raise RuntimeError("NCC_EOOM002")
 
 
 def test_the_cause_of_an_exception_and_the_compiler_log_are_read(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from vllm_neuron.compilation.cache import local_cache_root
 from vllm_neuron.compilation.pool import JobFailedError
 from vllm_neuron.compilation.store import EntryStore, Manifest
 from vllm_neuron.engine.compiler import CompileForbiddenError, GraphCompiler
-from vllm_neuron.engine.hbm import HBMAllocationError, hbm_failures_explained
 from vllm_neuron.engine.graphs import GraphSpec, list_graphs
+from vllm_neuron.engine.hbm import HBMAllocationError, hbm_failures_explained
 from vllm_neuron.engine.precompile import precompiled
 from vllm_neuron.engine.progress import GraphReady, compile_progress
 from vllm_neuron.kernels.cpu.build import KernelBuildError

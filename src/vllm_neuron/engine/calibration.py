@@ -64,7 +64,7 @@ def calibrate(
 
 
 def one_window(token_ids: Sequence[int]) -> StepInputs:
-    """Inputs of a whole request of up to `WINDOW` tokens, in block 1 of blocks of `WINDOW`: block 0 is the null block."""
+    """Inputs of a whole request of up to `WINDOW` tokens, in block 1 of `WINDOW` tokens: block 0 is the null block."""
     positions = torch.arange(len(token_ids), dtype=torch.int32)
     return StepInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),

@@ -46,8 +46,8 @@ def advice(signature: str, config: ResolvedConfig) -> str:
         return (
             f"{start} {HEADROOM_VARIABLE}={headroom:g} is the reserve in force. Increase it in steps of "
             f"{HEADROOM_STEP_GIB} GiB until the same configuration starts, next: "
-            f"export {HEADROOM_VARIABLE}={headroom + HEADROOM_STEP_GIB:g}. Each GiB is one GiB less of KV cache. If that "
-            "leaves too little of it, reduce max_model_len or max_num_seqs."
+            f"export {HEADROOM_VARIABLE}={headroom + HEADROOM_STEP_GIB:g}. Each GiB is one GiB less of KV cache. If "
+            "that leaves too little of it, reduce max_model_len or max_num_seqs."
         )
     return (
         f"{start} The default policy is in force: {CAP_VARIABLE}={cap:g} and "

@@ -226,8 +226,8 @@ def _advice_by_default(budget: KVBudget, needed: int) -> str:
     if with_more_utilization <= 1:
         choices.append(f"{UTILIZATION}={utilization:g} to {with_more_utilization:g} or more")
     if not choices:
-        both = (f"{UTILIZATION}={utilization:g} to 1", f"{CAP_VARIABLE}={cap:g} to {min(_least(needed / memory), 1):g} or more")
-        return f"Increase {' and '.join(both)}."
+        enough = min(_least(needed / memory), 1)
+        return f"Increase {UTILIZATION}={utilization:g} to 1 and {CAP_VARIABLE}={cap:g} to {enough:g} or more."
     return f"Increase {', or '.join(choices)} (each at most 1)."
 
 
