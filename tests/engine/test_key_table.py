@@ -19,6 +19,7 @@ from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import GraphCompiler
 from vllm_neuron.engine.graphs import GraphSpec
+from vllm_neuron.models.fp8_cache import with_fp8_cache
 from vllm_neuron.models.model import Model
 from vllm_neuron.routes.route import CPU, Route
 from vllm_neuron.routes.select import select_route
@@ -143,6 +144,7 @@ CHANGES: dict[str, Change] = {
     "layers, sizes, biases or norms of the model": lambda patch: Made(model=tiny_model(num_hidden_layers=1)),
     "constants in the graph, such as rms_norm_eps": lambda patch: Made(model=tiny_model(rms_norm_eps=1e-6)),
     "dtype of weights, activations and KV cache": made(dtype=torch.float32),
+    "FP8 in the KV cache": lambda patch: Made(model=with_fp8_cache(tiny_model(), 448.0)),
     "token bucket": lambda patch: Made(graph=replace(PREFILL, tokens=16)),
     "batch bucket": lambda patch: Made(graph=GraphSpec("decode", 2, 2, 256)),
     "context bucket, and so max_model_len": lambda patch: Made(graph=replace(DECODE, context=128)),

@@ -21,10 +21,8 @@ from vllm_neuron.weights.loading import load_weights
 LLM_COMPRESSOR = ("self_attn.k_scale", "self_attn.v_scale")
 MODELOPT = ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale")
 KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
-DECLARED = {
-    LLM_COMPRESSOR: {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": KV_SCHEME},
-    MODELOPT: {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
-}
+OF_LLM_COMPRESSOR = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": KV_SCHEME}
+OF_MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
 SCALES = [[0.02, 0.03], [0.025, 0.015]]
 """Of keys and values of the two layers: their largest magnitudes are about 10 and 4."""
 
@@ -39,8 +37,11 @@ def write_checkpoint_with_kv_scales(
         for name, scale in zip(layout, pair, strict=True):
             tensors[f"model.layers.{layer}.{name}"] = torch.tensor(scale)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": DECLARED[layout]}))
+    if layout == MODELOPT:
+        (folder / "hf_quant_config.json").write_text(json.dumps(OF_MODELOPT))
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": OF_LLM_COMPRESSOR}))
     return folder
 
 
