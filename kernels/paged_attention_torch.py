@@ -1,7 +1,7 @@
 """Torch twin of `paged_attention`."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -52,20 +52,20 @@ def paged_attention(
     block_size, kv_heads = k_cache.shape[1:3]
     rows, groups = tokens // requests, heads // kv_heads
     columns = max(1, MOST_SCORES // (rows * block_size))
-    spans = (
-        _look(q, k_cache, v_cache, block_table[:, first : first + columns], first, positions, scale, window, scales)
-        for first in range(0, blocks, columns)
-    )
     sink = None
     if sinks is not None:
         sink = sinks.view(1, kv_heads, 1, groups).expand(requests, -1, rows, -1)
         sink = sink.reshape(requests, kv_heads, rows * groups, 1)
+
+    def look(table: torch.Tensor, first_block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return _look(q, k_cache, v_cache, table, first_block, positions, scale, window, scales)
+
     if blocks <= columns:
-        scores, values = next(spans)
+        scores, values = look(block_table, 0)
         weights = scores.softmax(-1) if sink is None else torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
         out = weights.to(q.dtype) @ values
     else:
-        out = _softmax_of_spans(spans, sink, q.dtype)
+        out = _in_spans(look, block_table, columns, sink, q.dtype)
     if scales is not None:
         out = (out.float() * scales.dequantize[1]).to(q.dtype)
     out = out.view(requests, kv_heads, rows, groups, dim)
@@ -123,17 +123,29 @@ def _look(
     return scores.view(requests, kv_heads, rows * groups, context), values
 
 
-def _softmax_of_spans(
-    spans: Iterable[tuple[torch.Tensor, torch.Tensor]], sink: torch.Tensor | None, dtype: torch.dtype
+def _in_spans(
+    look: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]],
+    block_table: torch.Tensor,
+    columns: int,
+    sink: torch.Tensor | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """softmax(scores) @ values over all spans with a running maximum and sum (arXiv 1805.02867), in `dtype`.
+    """softmax(scores) @ values over a context, `columns` blocks after the other, with a running maximum and sum (arXiv
+    1805.02867), in `dtype`.
 
-    `sink` [B, K, T / B * N / K, 1] is a score without a value.
+    Args:
+        look: scores and values of a part of the block table that starts with a logical block, see `_look`.
+        sink: [B, K, T / B * N / K, 1], scores without values; None is without.
     """
     top = sink
     total: torch.Tensor | float = 0.0 if sink is None else 1.0
     out: torch.Tensor | float = 0.0
-    for scores, values in spans:
+    for first in range(0, block_table.shape[1], columns):
+        table = block_table[:, first : first + columns]
+        if isinstance(total, torch.Tensor):
+            # Always the table itself. As a compiler cannot know that, it must not make the scores of all spans at once.
+            table = table.where(~(total < 0).all(), 0)
+        scores, values = look(table, first)
         highest = scores.amax(-1, keepdim=True)
         highest = highest if top is None else torch.maximum(top, highest)
         # As long as a row has seen nothing its maximum is minus infinity, which must not be subtracted from itself.

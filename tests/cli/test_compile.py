@@ -271,3 +271,22 @@ def test_graphs_that_cannot_be_kept_are_an_error(
     (fault,) = errors(run(model, *SMALL, "--output", tmp_path / "artifacts"))
     assert "4 of 4 graphs could not be written to" in fault and "prefill_t128_ctx128" in fault
     assert "No space left on device" in caplog.text
+
+
+def test_an_hbm_failure_of_the_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from tests.engine.fixtures import config
+    from vllm_neuron.cli import compile as command
+    from vllm_neuron.cli.errors import CommandError
+    from vllm_neuron.routes.neuronx_cc import CompilerError
+
+    def fail(*arguments: Any) -> None:
+        raise CompilerError("neuronx-cc failed with exit code 70 on graph decode_b1\n[NCC_EOOM002] too large")
+
+    compiler = SimpleNamespace(config=config(cpu_mode=False, kv_headroom_gib=4.0), compile=fail)
+    monkeypatch.setattr(command, "prepare", lambda *arguments: SimpleNamespace(compiler=compiler))
+    with pytest.raises(CommandError) as caught:
+        command.run((), None, None)
+    (told,) = caught.value.faults
+    assert "exit code 70" in told and "export VLLM_NEURON_RESERVED_HEADROOM_GIB=5" in told
