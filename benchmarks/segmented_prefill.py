@@ -2,7 +2,7 @@
 
     python benchmarks/segmented_prefill.py --backend vllm_neuron --tokens 65536
 
-The model is small (two layers, four heads of 16 in float32, random weights). Memory is the most that the process has had
+The model is small (two layers, four heads of 16, float32, random weights). Memory is the most that the process has had
 since it started, above what that was after the first segment; the KV cache of 65536 tokens itself is 32 MiB.
 """
 
