@@ -54,6 +54,7 @@ def test_real_overview_example_starts(backend: str) -> None:
 def test_real_complete_example_starts(backend: str, tmp_path: Path) -> None:
     from vllm import SamplingParams
 
+    # The weights are those of the shared checkpoint; transformers itself would not load one with scales.
     path = write_checkpoint_with_kv_scales(tmp_path / "model")
     example = {**UNSET, **COMPLETE_EXAMPLE, "num_gpu_blocks_override": 70}
     ids = prompt(2500, seed=2)
@@ -61,7 +62,7 @@ def test_real_complete_example_starts(backend: str, tmp_path: Path) -> None:
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     with running_llm(path, backend, **example) as llm:
         assert generate(llm, [ids], 4) == [expected]
-        (output,) = llm.generate([{"prompt_embeds": embedding_rows(path, ids)}], greedy, use_tqdm=False)
+        (output,) = llm.generate([{"prompt_embeds": embedding_rows(checkpoint("llama"), ids)}], greedy, use_tqdm=False)
         assert list(output.outputs[0].token_ids) == expected
         assert "prefill_t2048_ctx4096_embeds_greedy" in statistics(llm)["seconds"]
 
