@@ -145,16 +145,16 @@ def compile_hlo(graph: str, hlo: bytes, target: str) -> bytes:
         module.write_bytes(hlo)
         command = [str(executable), "compile", module.name, "--framework=XLA", *flags(target)]
         command += [*shlex.split(os.environ.get(FLAGS_VARIABLE, "")), f"--output={neff.name}"]
-        returncode, tail = _run(command, folder)
+        returncode, telling, tail = _run(command, folder)
         if returncode or not neff.exists():
-            raise CompilerError(_failure(graph, command, returncode, tail))
+            raise CompilerError(_failure(graph, command, returncode, telling, tail))
         return neff.read_bytes()
 
 
-def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
-    """Exit code of a command, and what it printed last, all of which goes to stderr meanwhile.
+def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str], list[str]]:
+    """Exit code of a command, lines that tell of too little device memory, and the last lines that come after them.
 
-    Before the last lines come earlier ones that tell of too little device memory.
+    All that it prints goes to stderr meanwhile.
     """
     tail: deque[str] = deque(maxlen=_SHOWN_LINES)
     telling: list[str] = []
@@ -172,10 +172,10 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, list[str]]:
         except BaseException:
             process.kill()
             raise
-    return process.returncode, [*telling[:_SHOWN_LINES], *tail]
+    return process.returncode, telling[:_SHOWN_LINES], list(tail)
 
 
-def _failure(graph: str, command: Sequence[str], returncode: int, tail: Sequence[str]) -> str:
+def _failure(graph: str, command: Sequence[str], returncode: int, telling: Sequence[str], tail: Sequence[str]) -> str:
     if returncode < 0:
         name = signal.Signals(-returncode).name
         cause = f"was ended by {name}" + (" (by hand, or for lack of memory)" if name == "SIGKILL" else "")
@@ -186,4 +186,5 @@ def _failure(graph: str, command: Sequence[str], returncode: int, tail: Sequence
     first = f"{NAME} {cause} on graph {graph}: {shlex.join(command)}"
     if not tail:
         return f"{first}\nIt printed nothing."
-    return "\n".join((first, f"The last lines it printed ({len(tail)}):", *tail))
+    earlier = ("Earlier it printed:", *telling) if telling else ()
+    return "\n".join((first, *earlier, f"The last {len(tail)} lines it printed:", *tail))
