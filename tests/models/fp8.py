@@ -24,7 +24,7 @@ KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": 
 OF_LLM_COMPRESSOR = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": KV_SCHEME}
 OF_MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
 SCALES = [[0.02, 0.03], [0.025, 0.015]]
-"""Of keys and values of the two layers: their largest magnitudes are about 10 and 4."""
+"""Of keys and values of the two layers, whose largest magnitudes are about 7."""
 
 
 def write_checkpoint_with_kv_scales(
