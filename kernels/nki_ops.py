@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vllm_neuron.kernels import opaque
 from vllm_neuron.kernels.decode_mask_torch import decode_mask
+from vllm_neuron.kernels.kv_fp8_torch import KVScales
 from vllm_neuron.kernels.refusal import RefusedError
 
 
@@ -54,8 +55,11 @@ class NkiOps:
         """See `rope_torch`."""
         return self._call("rope", q, k, cos, sin)
 
-    def kv_write(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def kv_write(
+        self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: KVScales | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See `kv_write_torch`. Where that is allowed it writes into the caches it is given and returns them."""
+        _refuse(scales)
         if not self._options.in_place:
             return self._call("kv_written", k_cache, v_cache, k, v, slots)
         self._call("kv_write", k_cache, v_cache, k, v, slots)
@@ -71,8 +75,10 @@ class NkiOps:
         scale: float,
         window: int | None = None,
         sinks: Tensor | None = None,
+        scales: KVScales | None = None,
     ) -> Tensor:
         """See `paged_attention_torch`. The kernel for decoding is asked first: it takes few rows per request only."""
+        _refuse(scales)
         shared = q, k_cache, v_cache, block_table, positions, scale, window, sinks
         mask = None
         if self._options.torch_mask:
@@ -97,3 +103,8 @@ class NkiOps:
         except ValueError as error:
             raise RefusedError(str(error)) from error
         return getattr(getattr(torch.ops, opaque.NAMESPACE), name)(*arguments)
+
+
+def _refuse(scales: KVScales | None) -> None:
+    if scales is not None:
+        raise RefusedError("the KV cache must not hold 8-bit floats")

@@ -110,16 +110,20 @@ def test_a_segment_takes_the_same_memory_whatever_the_context_on_the_xla_route(t
     assert taken[1] < 1.3 * taken[0], taken
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 50])
-def test_spans_of_a_context_make_no_difference(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_of_a_context_make_no_difference(
+    window: int | None, with_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(40, 4, 16, generator=generator)
     caches = [torch.randn(21, 8, 2, 16, generator=generator) for _ in range(2)]
     caches[1][20] = torch.nan
     table, positions = torch.randperm(20, generator=generator)[None].int(), torch.arange(100, 140).int()
     table[0, -2:] = 20
-    whole = paged_attention_torch.paged_attention(q, *caches, table, positions, 0.25, window)
+    sinks = torch.randn(4, generator=generator) if with_sinks else None
+    whole = paged_attention_torch.paged_attention(q, *caches, table, positions, 0.25, window, sinks)
     monkeypatch.setattr(paged_attention_torch, "MOST_SCORES", 40 * 8 * 3)
-    spanned = paged_attention_torch.paged_attention(q, *caches, table, positions, 0.25, window)
+    spanned = paged_attention_torch.paged_attention(q, *caches, table, positions, 0.25, window, sinks)
     assert whole.isfinite().all()
     torch.testing.assert_close(spanned, whole, rtol=0, atol=2e-6)

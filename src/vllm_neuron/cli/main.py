@@ -149,7 +149,7 @@ def calibrate_kv(
     gets these scales in the layout of llm-compressor, and links to the files
     of MODEL, or copies on another file system.
     """
-    with _errors():
+    with exiting_on_errors():
         from vllm_neuron.cli import calibrate as command
 
         def report(done: int) -> None:
