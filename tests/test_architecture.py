@@ -55,6 +55,8 @@ ENVIRONMENT_READERS = {
     "vllm_neuron.cli.report": "VLLM_PLUGINS, a variable of vLLM that decides whether this plugin is loaded at all",
     "vllm_neuron.compilation.key": "flags that compilers read themselves, which belong into the cache key",
     "vllm_neuron.plugin.last_words": "a path of its own, for the engines that this process starts",
+    "vllm_neuron.plugin.metrics_folder": "what prometheus_client reads itself, and a mark of its own beside it",
+    "vllm_neuron.plugin.processes": "a time of its own, for the engines that this process starts",
     "vllm_neuron.routes.select": "a mark of its own, so that one server warns once",
     "vllm_neuron.routes.neuronx_cc": "NEURON_CC_FLAGS and NEURON_LOGICAL_NC_CONFIG, of the compiler and its runtime",
     "vllm_neuron.routes.xla_lower": "XLA_FLAGS, to leave XLA's own variable as it was found",

@@ -1,5 +1,6 @@
 """Starts real `vllm serve` processes in CPU mode and stops them, and knows every process that they started."""
 
+import functools
 import json
 import os
 import signal
@@ -32,6 +33,21 @@ TINY_CONFIG = {"neuron_config": {"num_batched_tokens_buckets": [128, 256, 512], 
 
 _MARK = "SERVER_UNDER_TEST"
 """Environment variable that all processes of a server inherit, whatever session or group they move to."""
+_STARTED_BY = "SERVER_STARTED_BY"
+"""The same for all servers of one process of pytest."""
+
+_WATCHER = """
+import os, signal, sys
+
+sys.stdin.read()  # until pytest is gone, whatever it died of
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environment:
+            if sys.argv[1].encode() in environment.read().split(b"\\0"):
+                os.kill(int(pid), signal.SIGKILL)
+    except OSError:
+        pass
+"""
 
 
 @dataclass
@@ -208,6 +224,7 @@ def start(command: Sequence[str], port: int, folder: Path, cache: Path, env: Map
         "OMP_NUM_THREADS": "1",  # tiny models only lose by being split
         "SPT_NOENV": "1",  # process titles would overwrite the mark
         _MARK: mark,
+        _STARTED_BY: _started_by(),
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -220,6 +237,19 @@ def start(command: Sequence[str], port: int, folder: Path, cache: Path, env: Map
             start_new_session=True,
         )
     return Server(process, port, log, mark)
+
+
+@functools.cache
+def _started_by() -> str:
+    """Value of `_STARTED_BY`; when this process ends, even by a kill, so does everything that carries it."""
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-S", "-c", _WATCHER, f"{_STARTED_BY}={mark}"]
+    _watchers.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+    return mark
+
+
+_watchers: list[subprocess.Popen[bytes]] = []
+"""Kept, because the end of their standard input is what they wait for."""
 
 
 def clean_environment() -> dict[str, str]:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -86,6 +86,8 @@ class GraphExecutor:
         weights: every weight of the model's table; the model's constants are added here. The caller drops its own
             references, because the route may keep another form.
         dtype: of weights and activations, and of a KV cache that has none of its own.
+        on_step: is told of each step that is handed to its graph: the graph, and how many rows are not padding.
+            Warm-up is not a step.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class GraphExecutor:
         cache: CompileCache,
         weights: Weights,
         dtype: torch.dtype,
+        on_step: Callable[[GraphSpec, int], None] | None = None,
     ) -> None:
         self._model = model
         self._config = config
@@ -104,6 +107,7 @@ class GraphExecutor:
         self._dtype = dtype
         self.graphs = list_graphs(config)
         self.statistics = GraphStatistics()
+        self._on_step = on_step
         # In the order of the table, as they are traced: a route may go by position.
         ordered = {name: weights[name] for name in model.weight_table}
         self._weights: Placed = route.place_weights({**ordered, **model.constants})
@@ -246,7 +250,7 @@ class GraphExecutor:
             self._hidden[: len(piece)] = piece
             self._hidden[len(piece) :] = 0
             logits[start : start + len(piece)] = self._hidden_to_logits(graph)[: len(piece)]
-            self.statistics.executions[graph.name] += 1
+            self._count(graph, len(piece))
         return logits
 
     def _hidden_to_logits(self, graph: GraphSpec) -> torch.Tensor:
@@ -262,8 +266,13 @@ class GraphExecutor:
         self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None
     ) -> "Future[Any]":
         future = self._submit(graph, rows, after)
-        self.statistics.executions[graph.name] += 1
+        self._count(graph, sum(len(row.token_ids) for row in rows))
         return future
+
+    def _count(self, graph: GraphSpec, live_rows: int) -> None:
+        self.statistics.executions[graph.name] += 1
+        if self._on_step is not None:
+            self._on_step(graph, live_rows)
 
     def _submit(self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None) -> "Future[Any]":
         """Prepare a step here and now, and let it run after those submitted before."""

@@ -19,6 +19,9 @@ from vllm_neuron.plugin.capabilities import unsupported
 from vllm_neuron.plugin.constraints import check_constraint
 from vllm_neuron.plugin.embeddings import EmbeddingsForm, replace_reader, usable_embeddings
 from vllm_neuron.plugin.external_models import register_external_models
+from vllm_neuron.plugin.metrics_folder import prepare_folder
+from vllm_neuron.plugin.ports import refuse_shared_port
+from vllm_neuron.plugin.processes import note_start
 from vllm_neuron.plugin.settings import (
     model_dtype,
     remember_unset_limits,
@@ -72,10 +75,15 @@ class NeuronPlatform(Platform):
 
         Raises:
             ConfigurationError: all faults together, before any weight is read.
+            PortInUseError: another server listens on this one's port.
+            OSError: there is no space for the metrics.
         """
         unset_limits = take_unset_limits()
         if vllm_config.model_config is None or stored_config(vllm_config) is not None:
             return
+        refuse_shared_port()
+        note_start()
+        prepare_folder()
         resolved = _resolve(vllm_config, unset_limits)
         _adopt(vllm_config, resolved)
         _choose_classes(vllm_config)

@@ -7,6 +7,8 @@ import time
 
 import psutil
 
+from vllm_neuron.plugin.metrics_folder import remove_folder
+
 POLL_SECONDS = 1.0
 _THREAD = "neuron-parent-watch"
 
@@ -30,6 +32,8 @@ def _watch(parent: int) -> None:
     for child in psutil.Process().children(recursive=True):
         # Compilers that are still running.
         child.kill()
+    # What that process would have removed at its own end.
+    remove_folder()
     os._exit(1)
 
 

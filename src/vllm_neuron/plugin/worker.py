@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from typing import Any
 
 import torch
@@ -19,18 +20,22 @@ from vllm_neuron import envs
 from vllm_neuron.config import effective_report, log_notices
 from vllm_neuron.engine.compiler import open_cache
 from vllm_neuron.engine.executor import GraphExecutor
+from vllm_neuron.engine.graphs import list_graphs
 from vllm_neuron.engine.hbm import hbm_failures_explained
 from vllm_neuron.engine.memory import kv_cache_bytes
 from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.last_words import leaving_last_words
 from vllm_neuron.plugin.memory import kv_budget
+from vllm_neuron.plugin.metrics import EngineMetrics
+from vllm_neuron.plugin.metrics_folder import reserve_for_engine
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.models import served_model
-from vllm_neuron.plugin.processes import settle_engine_process
+from vllm_neuron.plugin.processes import seconds_since_start, settle_engine_process
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
 from vllm_neuron.routes.select import select_route
+from vllm_neuron.weights.loading import total_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +101,22 @@ class NeuronWorker(WorkerBase):
             HBMAllocationError: the weights do not fit into device memory.
         """
         cache = open_cache(self.config, self.route)
+        self.metrics = self._new_metrics()
+        start = time.monotonic()
         weights = load_model_weights(self.vllm_config, self.model)
         dtype = model_dtype(self.vllm_config)
         with hbm_failures_explained(self.config):
-            self._executor = GraphExecutor(self.model, self.config, self.route, cache, weights, dtype)
+            self._executor = GraphExecutor(
+                self.model, self.config, self.route, cache, weights, dtype, on_step=self.metrics.step
+            )
+        self.metrics.loaded(time.monotonic() - start, total_bytes(self.model.weight_table, dtype))
+
+    def _new_metrics(self) -> EngineMetrics:
+        reserve_for_engine()
+        parallel = self.parallel_config
+        rank = parallel.data_parallel_rank * parallel.world_size + self.rank
+        name = str(self.model_config.served_model_name)
+        return EngineMetrics(list_graphs(self.config), name, rank, counts_steps=self.is_driver_worker)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """What vLLM's block manager needs to know of each attention layer."""
@@ -141,6 +158,7 @@ class NeuronWorker(WorkerBase):
         self.runner.warm_up_sampler()
         # Warm-up draws random numbers, and the same seed must give the same tokens however long it was.
         set_random_seed(self.model_config.seed)
+        self.metrics.warmed_up(self.executor.statistics.seconds, seconds_since_start())
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Note how many blocks there are; they are allocated already."""
@@ -155,7 +173,10 @@ class NeuronWorker(WorkerBase):
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Run a step up to its logits; None means that `sample_tokens` is to be called next."""
-        return self.runner.execute_model(scheduler_output)
+        output = self.runner.execute_model(scheduler_output)
+        late = {"compiles_after_warmup": self.executor.statistics.compiles_after_warmup}
+        self.metrics.follow(vars(self.runner.async_statistics) | late)
+        return output
 
     @leaving_last_words
     @torch.inference_mode()
