@@ -68,6 +68,24 @@ def test_a_cached_prefix_of_any_length(remainder: int) -> None:
     assert simulation.tokens["second"] == answer(prompt, 5)
 
 
+def test_prefix_cache_lookups_of_a_request_that_must_wait_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks run out: the second request is looked up at every step until it can start."""
+    simulation = Simulation(make_config(), FEW_BLOCKS)
+    manager = simulation.scheduler.kv_cache_manager
+    counted = []
+    take = manager.make_prefix_cache_stats
+    monkeypatch.setattr(manager, "make_prefix_cache_stats", lambda: counted.append(take()) or counted[-1])
+    first, second = prompts([50, 40])
+    simulation.add("first", first, 10)
+    simulation.step()
+    simulation.add("second", second, 2)
+    simulation.run()
+    assert simulation.trace.preemptions == 0
+    assert simulation.trace.decoding.count(1) >= 9, "the second request did not wait"
+    lookups = [(stats.requests, stats.queries, stats.hits) for stats in counted if stats]
+    assert [sum(column) for column in zip(*lookups, strict=True)] == [2, 90, 0]
+
+
 def test_decodes_do_not_wait_for_more_than_a_few_prefills() -> None:
     simulation = Simulation(make_config(max_num_seqs=16), 512)
     (prompt,) = prompts([4])

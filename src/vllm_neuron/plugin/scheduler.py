@@ -4,6 +4,7 @@ A prefill step computes one request. Nothing is ever held back outside vLLM's ow
 `schedule` call the running list and two limits are set so that vLLM itself can only choose a step of one kind.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,12 +56,14 @@ class NeuronScheduler(Scheduler):
         if not self._prefill_is_due(prefills, decodes):
             return self._schedule_decodes(prefills, decodes)
         scheduled_before = set(self.prev_step_scheduled_req_ids)
+        lookups_before = copy.copy(self.kv_cache_manager.prefix_cache_stats)
         output = self._schedule_prefill(prefills, decodes)
         if output.total_num_scheduled_tokens or not decodes:
             self._consecutive_prefills += 1 if decodes else 0
             return output
         # No blocks are free, or no grammar is ready: the decodes go on, as if this attempt had not been made.
         self.prev_step_scheduled_req_ids = scheduled_before
+        self.kv_cache_manager.prefix_cache_stats = lookups_before
         still_prefilling = [request for request in prefills if request in self.running]
         return _merged(output, self._schedule_decodes(still_prefilling, decodes))
 

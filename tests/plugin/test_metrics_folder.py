@@ -1,0 +1,133 @@
+"""One folder per server, shared by its processes and by nobody else, and nothing left of it."""
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_mounted_caches import NAMESPACE, may_mount
+from vllm_neuron.plugin.metrics_folder import PREFIX, VARIABLE, remove_stale, reserve
+
+SERVER = """
+import multiprocessing, os, subprocess, sys
+{first}
+from vllm_neuron.plugin.metrics_folder import prepare_folder, reserve_for_engine
+
+def count(pipe=None):
+    prepare_folder()
+    reserve_for_engine()
+    from prometheus_client import CollectorRegistry, Counter
+    Counter("steps", "", registry=CollectorRegistry()).inc()
+    if pipe is not None:
+        pipe.send(os.environ["{variable}"])
+
+def main():
+    prepare_folder()
+    count()
+    ours, theirs = multiprocessing.Pipe()
+    engine = multiprocessing.get_context(sys.argv[1]).Process(target=count, args=(theirs,))
+    engine.start()
+    assert ours.recv() == os.environ["{variable}"]
+    engine.join()
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    lines = generate_latest(registry).decode().splitlines()
+    print(os.environ["{variable}"], *(line for line in lines if line[0] != "#"))
+    if len(sys.argv) > 2:
+        # Another server, started from this one.
+        subprocess.run([sys.executable, *sys.argv[:2]], check=True)
+        print(os.path.isdir(os.environ["{variable}"]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def serve(folder: Path, *arguments: str, first: str = "", **env: str) -> list[str]:
+    """Lines that a server printed; `first` is what its program begins with."""
+    program = folder / "server.py"
+    program.write_text(SERVER.format(first=textwrap.dedent(first), variable=VARIABLE))
+    clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "_NEURON_METRICS_FOLDER")}
+    env = {**clean, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run([sys.executable, str(program), *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("first", ["", "import prometheus_client"])
+def test_processes_of_a_server_share_a_folder_that_goes_with_it(method: str, first: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        ((folder, *series),) = [line.split(" ", 1) for line in serve(tmp_path, method, first=first)]
+        assert Path(folder).name.startswith(PREFIX)
+        assert series == ["steps_total 2.0"]
+        assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+def test_servers_that_inherit_the_environment_of_another_do_not_mix_with_it(tmp_path: Path) -> None:
+    outer, inner, still_there = serve(tmp_path, "fork", "and another")
+    assert still_there == "True"
+    assert outer.split()[0] != inner.split()[0]
+    assert outer.split()[1:] == inner.split()[1:] == ["steps_total", "2.0"]
+    assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+def test_a_folder_of_the_user_stays_and_counts_no_earlier_server(tmp_path: Path) -> None:
+    named = tmp_path / "mine" / "metrics"
+    for _ in range(2):
+        assert serve(tmp_path, "fork", **{VARIABLE: str(named)}) == [f"{named} steps_total 2.0"]
+    assert named.is_dir()
+
+
+def test_stale_files_are_those_whose_process_is_gone_or_younger(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    names = {f"counter_{gone.pid}.db": False, f"gauge_mostrecent_{os.getpid()}.db": True, "counter_x.db": True}
+    for name in names:
+        (tmp_path / name).touch()
+    reused = tmp_path / f"histogram_{os.getpid()}.db"
+    reused.touch()
+    long_ago = time.time() - 10 * 365 * 86400
+    os.utime(reused, (long_ago, long_ago))
+    (tmp_path / "notes.txt").touch()
+    remove_stale(tmp_path)
+    kept = {name for name, keep in names.items() if keep} | {"notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+from vllm_neuron.plugin.metrics_folder import reserve
+
+folder = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=True)
+try:
+    reserve(folder)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE] if may_mount() else [])
+def test_a_full_disk_is_named_before_it_could_end_a_process(namespace: list[str], tmp_path: Path) -> None:
+    command = [*namespace, sys.executable, "-c", FULL, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    for part in ("No space left on device", str(tmp_path), VARIABLE, "5 MiB"):
+        assert part in text
+
+
+def test_a_disk_without_space_names_folder_and_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=f"No space left.*{VARIABLE}.*{tmp_path}"):
+        reserve(tmp_path)
