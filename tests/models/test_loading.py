@@ -112,6 +112,11 @@ def _truncated(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(whole[:-10])
 
 
+def _unreadable(folder: Path) -> None:
+    (folder / "model.safetensors").symlink_to("nowhere")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"c.weight": "model.safetensors"}}))
+
+
 def _shard_absent(folder: Path) -> None:
     index = {"weight_map": {"c.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -127,6 +132,7 @@ def _empty_index(folder: Path) -> None:
         (lambda folder: None, "holds neither model.safetensors nor"),
         (_bin, r"\.bin weights only.*save_pretrained"),
         (_truncated, "cannot read .*model.safetensors"),
+        (_unreadable, "cannot read .*model.safetensors"),
         (_shard_absent, "cannot read .*model-00002-of-00002.safetensors"),
         (_empty_index, "cannot read .*model.safetensors.index.json"),
     ],
@@ -135,6 +141,22 @@ def test_unreadable_checkpoints(tmp_path: Path, damage: Callable[[Path], None], 
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_weights(tmp_path, TABLE, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, number: float, dtype: torch.dtype) -> None:
+    content = tensors()
+    content["b.weight"][1, 2] = number
+    with pytest.raises(CheckpointError, match=r"weight both \(a.weight, b.weight\) has 1 numbers of 20 that are NaN"):
+        load_weights(write(tmp_path, content), TABLE, dtype)
+
+
+def test_numbers_too_large_for_the_dtype_are_refused(tmp_path: Path) -> None:
+    content = tensors()
+    content["c.weight"][0] = 1e6
+    with pytest.raises(CheckpointError, match=r"infinite in float16.*serve it with that --dtype"):
+        load_weights(write(tmp_path, content), TABLE, torch.float16)
 
 
 def test_dummy_weights_fit_the_table_and_repeat() -> None:

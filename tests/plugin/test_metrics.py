@@ -44,9 +44,11 @@ def scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scrape:
 
 
 def test_every_series_exists_before_any_step(scrape: Scrape, tmp_path: Path) -> None:
-    EngineMetrics(GRAPHS, "served", rank=3)
+    metrics = EngineMetrics(GRAPHS, "served", rank=3)
+    assert {sample.value for sample in read(tmp_path)} == {0}
+    metrics.loaded(1, 1)
+    metrics.warmed_up({graph.name: 1 for graph in GRAPHS}, 1)
     samples = read(tmp_path)
-    assert all(sample.value == 0 for sample in samples)
     for metric in METRICS:
         suffix = {"counter": "_total", "histogram": "_count", "gauge": ""}[metric.kind]
         found = [sample.labels for sample in samples if sample.name == PREFIX + metric.name + suffix]

@@ -1,9 +1,11 @@
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 import types
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +69,46 @@ def test_forked_engine_gives_up_the_sockets_of_its_parent_alone(listening: bool)
         ours.send("done")
         engine.join(10)
     assert engine.exitcode == 0
+
+
+SERVE = """
+import multiprocessing, os, socket, sys, threading, types
+
+sys.modules["vllm.entrypoints.cli"] = types.ModuleType("cli")
+sys.argv = ["vllm", "serve", "model"]
+from vllm_neuron.plugin.processes import choose_start_method, note_start, seconds_since_start
+
+
+def settled():
+    names = [thread.name for thread in threading.enumerate()]
+    return os.readlink(f"/proc/self/fd/{listener.fileno()}"), "neuron-parent-watch" in names
+
+
+def engine(pipe):
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(settled()))
+    worker.start()
+    pipe.send((settled(), ours.recv(), seconds_since_start()))
+
+
+choose_start_method(cpu_mode=True)
+note_start()
+listener = socket.create_server(("127.0.0.1", 0))
+ours, theirs = multiprocessing.Pipe()
+multiprocessing.get_context("fork").Process(target=engine, args=(theirs,)).start()
+of_engine, of_worker, seconds = ours.recv()
+assert of_engine == of_worker == (os.devnull, True), (of_engine, of_worker)
+assert 0.02 < seconds <= seconds_since_start(), seconds
+"""
+
+
+def test_engine_and_worker_of_vllm_serve_settle_before_anything_of_theirs_runs(tmp_path: Path) -> None:
+    """With workers of their own the engine's process runs nothing of this package for as long as they load."""
+    program = tmp_path / "serve.py"
+    program.write_text(SERVE)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_users_own_process_keeps_its_sockets() -> None:

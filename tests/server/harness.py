@@ -191,6 +191,7 @@ def launch(
     args: Sequence[str] = TINY_ARGS,
     config: Mapping[str, Any] | None = TINY_CONFIG,
     env: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Server:
     """Start `vllm serve` and return at once.
 
@@ -202,8 +203,9 @@ def launch(
         args: further arguments.
         config: additional_config.
         env: further environment.
+        port: to listen on; by default one that is free.
     """
-    port = free_port()
+    port = port or free_port()
     command = [str(BIN / "vllm"), "serve", str(model), "--served-model-name", MODEL_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port), *args]
     if config is not None:

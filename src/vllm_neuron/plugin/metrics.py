@@ -46,7 +46,8 @@ METRICS = (
 
 
 class EngineMetrics:
-    """The metrics of one worker. Every series exists from the beginning, at 0.
+    """The metrics of one worker. Counters and histograms exist from the beginning, at 0; gauges once they are set,
+    which is before a server answers.
 
     Args:
         graphs: every graph of the configuration.

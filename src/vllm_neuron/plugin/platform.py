@@ -122,7 +122,7 @@ class NeuronPlatform(Platform):
                 if not 0 <= token_id < cls.vocab_size:
                     raise ValueError(
                         f"Token id {token_id} of the prompt is not in the model's vocabulary: ids are 0 to "
-                        f"{cls.vocab_size - 1}."
+                        f"{cls.vocab_size - 1}. If the prompt is a text, the tokenizer is another model's."
                     )
         if cls.max_model_len is not None and len(token_ids) >= cls.max_model_len:
             raise ValueError(

@@ -86,7 +86,8 @@ def stream_weights(
 
     Raises:
         CheckpointError: no safetensors there, an unreadable file, or tensors that are missing, of another shape or
-            dtype, or that the model has no use for; all faults in one message.
+            dtype, or that the model has no use for, all of these in one message; or a weight with numbers that are not
+            finite in ``dtype``.
     """
     table = {name: spec for name, spec in table.items() if spec.sources}
     with ExitStack() as stack:
@@ -96,7 +97,9 @@ def stream_weights(
             raise CheckpointError("\n".join([f"checkpoint {folder} does not fit the model:", *faults]))
         total, bytes_total, bytes_done = len(table), total_bytes(table, dtype), 0
         for done, (name, spec) in enumerate(table.items(), start=1):
-            yield name, _fuse(stored, spec, dtype)
+            weight = _fuse(stored, spec, dtype)
+            _require_finite(weight, name, spec)
+            yield name, weight
             bytes_done += spec.num_bytes(dtype)
             if progress is not None:
                 progress(LoadProgress(name, done, total, bytes_done, bytes_total))
@@ -183,6 +186,17 @@ def _fits(spec: WeightSpec, shapes: list[tuple[int, ...]]) -> bool:
 
 def _ignored(name: str) -> bool:
     return name == TIED_HEAD or name.endswith(IGNORED_SUFFIXES) or KV_SCALE.search(name) is not None
+
+
+def _require_finite(weight: torch.Tensor, name: str, spec: WeightSpec) -> None:
+    # NaN makes both extremes NaN; one pass over the weight, and no copy of it.
+    if not all(map(torch.isfinite, torch.aminmax(weight))):
+        bad = int((~torch.isfinite(weight)).sum())
+        raise CheckpointError(
+            f"weight {name} ({', '.join(spec.sources)}) has {bad} numbers of {weight.numel()} that are NaN or "
+            f"infinite in {str(weight.dtype).removeprefix('torch.')}. Copy or download the checkpoint again; if it is "
+            "of a wider dtype, serve it with that --dtype."
+        )
 
 
 def _fuse(stored: Mapping[str, StoredTensor], spec: WeightSpec, dtype: torch.dtype) -> torch.Tensor:

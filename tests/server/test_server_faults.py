@@ -1,0 +1,160 @@
+"""Faults from outside: each ends in an error that names it, or is recovered from, and leaves nothing behind.
+
+Kills of the engine and of the API server, SIGTERM under load: test_server_lifecycle.py. A full disk:
+test_mounted_caches.py and test_metrics_folder.py. Checkpoints that are unreadable or truncated: test_loading.py.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.caches import new_cache
+from tests.checkpoints import greedy_oracle, prompt, tokenizer, write_checkpoint
+from tests.server.completions import all_at_once, assert_next_is_right, token_ids
+from tests.server.harness import MODEL_NAME, TINY_ARGS, Server, launch, run_to_end, serving, wait_until
+from vllm_neuron.plugin.metrics_folder import PREFIX
+
+CLOCK = """
+import os, time
+
+real = time.time
+clock = os.environ["CLOCK_FILE"]
+time.time = lambda: real() + os.stat(clock).st_size * (1 if os.access(clock, os.X_OK) else -1)
+"""
+"""sitecustomize.py of every process of a server: the clock is off by as many seconds as a file has bytes, forward if it
+is executable, else back."""
+
+FEW_BLOCKS = 20
+"""The null block, and one request of full length with three blocks to spare."""
+DAY = 86400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def clock(folder: Path) -> Path:
+    file = folder / "clock"
+    file.touch()
+    return file
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    """Its tokenizer knows 88 tokens more than it does."""
+    model = write_checkpoint(folder / "model")
+    tokenizer(600).save_pretrained(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, cache: Path, folder: Path, clock: Path) -> Iterator[Server]:
+    """One whose worker has a process of its own, as with tensor parallelism, and that has few blocks."""
+    (folder / "sitecustomize.py").write_text(CLOCK)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    env = {"PYTHONPATH": path, "CLOCK_FILE": str(clock), "TMPDIR": str(folder)}
+    args = (*TINY_ARGS, "--num-gpu-blocks-override", str(FEW_BLOCKS), "--distributed-executor-backend", "mp")
+    with serving(model, "neuron_native", folder, cache, args, env=env) as running:
+        yield running
+
+
+def test_server_whose_kv_cache_is_full_lets_requests_wait(server: Server, model: Path) -> None:
+    prompts = [prompt(200 + 30 * i, seed=i) for i in range(6)]
+    assert all_at_once(server, prompts, 100, concurrency=6) == [greedy_oracle(model, ids, 100) for ids in prompts]
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.metric("vllm:num_preemptions_total") > 0
+
+
+@pytest.mark.parametrize("days", [1, -2])
+def test_server_whose_clock_jumps_in_a_request_goes_on(server: Server, model: Path, clock: Path, days: int) -> None:
+    ids = prompt(30, seed=days + 10)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(token_ids, server, ids, 300)
+        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 20, "running request", server)
+        clock.chmod(0o700 if days > 0 else 0o600)
+        os.truncate(clock, abs(days) * DAY)
+        assert pending.result(60) == greedy_oracle(model, ids, 300)
+    assert_next_is_right(server, model)
+
+
+def test_server_whose_tokenizer_is_another_models_refuses_what_it_has_no_embedding_for(
+    server: Server, model: Path
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"Token id 550.*ids are 0 to 511.*tokenizer is another model's"):
+        token_ids(server, [5, 550], 4)
+    chosen = server.client.completions.create(
+        model=MODEL_NAME, prompt="ab", max_tokens=8, extra_body={"structured_outputs": {"choice": ["xy", "no"]}}
+    )
+    assert chosen.choices[0].text in ("xy", "no")
+    assert_next_is_right(server, model)
+
+
+def test_server_whose_worker_is_killed_ends_and_leaves_nothing(server: Server, folder: Path) -> None:
+    """The last test of this server. Nobody but the API server keeps its port."""
+    (worker,) = [process for process in server.processes() if "Worker" in process.name()]
+    for process in server.processes():
+        listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert (server.port in listening) == (process.pid == server.process.pid), process
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(token_ids, server, prompt(20), 400)
+        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 20, "running request", server)
+        worker.kill()
+        wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
+        with pytest.raises((openai.APIError, AttributeError, TypeError)):
+            pending.result(10)
+    server.assert_gone(10)
+    lines = server.text().splitlines()
+    first = next(i for i, line in enumerate(lines) if "Worker proc VllmWorker-0 died unexpectedly" in line)
+    assert not any("Traceback" in line for line in lines[:first])
+    assert list(folder.glob(f"{PREFIX}*")) == []
+
+
+def test_server_told_to_stop_in_warm_up_stops(tiny: Path, tmp_path: Path) -> None:
+    server = launch(tiny, "neuron_native", tmp_path, new_cache(tmp_path / "cache"), env={"TMPDIR": str(tmp_path)})
+    try:
+        server.wait_for_log("Graph 1 of ")
+        server.process.send_signal(signal.SIGTERM)
+        server.assert_gone(10)
+        assert "Application startup complete" not in server.text()
+    finally:
+        server.kill_all()
+    assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["as vLLM takes ports", "alone"])
+def test_server_refuses_a_port_that_another_listens_on(shared: bool, tiny: Path, cache: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        if shared:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, text = run_to_end(tiny, "neuron_native", tmp_path, cache, port=port)
+    assert code not in (0, None)
+    last = text.splitlines()[-1]
+    assert (f"--port={port}: process {os.getpid()} listens" if shared else "Address already in use") in last, last
+    assert "EngineCore" not in text
+
+
+def test_server_refuses_weights_that_are_not_numbers(tiny: Path, cache: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    code, text = run_to_end(model, "neuron_native", tmp_path, cache)
+    assert code not in (0, None)
+    lines = text.splitlines()
+    assert "The engine has ended: CheckpointError" in lines[-1], lines[-1]
+    assert "down_proj" in lines[-1] and "NaN" in lines[-1]
+    assert "Graph 1 of" not in text
