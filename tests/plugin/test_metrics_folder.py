@@ -21,9 +21,12 @@ from vllm_neuron.plugin.metrics_folder import prepare_folder, reserve_for_engine
 def count(pipe=None):
     prepare_folder()
     reserve_for_engine()
-    from prometheus_client import CollectorRegistry, Counter
+    from prometheus_client import CollectorRegistry, Counter, Gauge
     Counter("steps", "", registry=CollectorRegistry()).inc()
+    set_by_engine = Gauge("running", "", registry=CollectorRegistry(), multiprocess_mode="mostrecent")
+    Gauge("never_set", "", registry=CollectorRegistry(), multiprocess_mode="mostrecent")
     if pipe is not None:
+        set_by_engine.set(3)
         pipe.send(os.environ["{variable}"])
 
 def main():
@@ -38,7 +41,7 @@ def main():
     registry = CollectorRegistry()
     multiprocess.MultiProcessCollector(registry)
     lines = generate_latest(registry).decode().splitlines()
-    print(os.environ["{variable}"], *(line for line in lines if line[0] != "#"))
+    print(os.environ["{variable}"], *sorted(line for line in lines if line[0] != "#"))
     if len(sys.argv) > 2:
         # Another server, started from this one.
         subprocess.run([sys.executable, *sys.argv[:2]], check=True)
@@ -47,6 +50,9 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+
+SERIES = "never_set 0.0 running 3.0 steps_total 2.0"
 
 
 def serve(folder: Path, *arguments: str, first: str = "", **env: str) -> list[str]:
@@ -66,7 +72,7 @@ def test_processes_of_a_server_share_a_folder_that_goes_with_it(method: str, fir
     for _ in range(2):
         ((folder, *series),) = [line.split(" ", 1) for line in serve(tmp_path, method, first=first)]
         assert Path(folder).name.startswith(PREFIX)
-        assert series == ["steps_total 2.0"]
+        assert series == [SERIES]
         assert list(tmp_path.glob(f"{PREFIX}*")) == []
 
 
@@ -74,14 +80,14 @@ def test_servers_that_inherit_the_environment_of_another_do_not_mix_with_it(tmp_
     outer, inner, still_there = serve(tmp_path, "fork", "and another")
     assert still_there == "True"
     assert outer.split()[0] != inner.split()[0]
-    assert outer.split()[1:] == inner.split()[1:] == ["steps_total", "2.0"]
+    assert outer.split()[1:] == inner.split()[1:] == SERIES.split()
     assert list(tmp_path.glob(f"{PREFIX}*")) == []
 
 
 def test_a_folder_of_the_user_stays_and_counts_no_earlier_server(tmp_path: Path) -> None:
     named = tmp_path / "mine" / "metrics"
     for _ in range(2):
-        assert serve(tmp_path, "fork", **{VARIABLE: str(named)}) == [f"{named} steps_total 2.0"]
+        assert serve(tmp_path, "fork", **{VARIABLE: str(named)}) == [f"{named} {SERIES}"]
     assert named.is_dir()
 
 

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,6 +26,9 @@ _MADE = "_NEURON_METRICS_FOLDER"
 starts, or which is started from it, takes none that is not its own."""
 
 FILE_KINDS = ("counter", "histogram", "summary", "gauge_mostrecent", "gauge_sum")
+LONG_AGO = 1.0
+"""Seconds since 1970: earlier than any value that was set."""
+
 FILE_BYTES = 1 << 20
 """Of each file; a process of vLLM writes about 100 KiB into its largest."""
 
@@ -40,6 +44,9 @@ def prepare_folder() -> None:
     prometheus_client: metrics that were made before stay in this process, all later ones are shared.
     """
     if multiprocessing.parent_process() is not None:
+        # One of several API servers.
+        if VARIABLE in os.environ:
+            _use_files()
         return
     named = os.environ.get(VARIABLE)
     if named and named != os.environ.get(_MADE):
@@ -110,9 +117,22 @@ def _is_of_running_process(file: Path) -> bool:
         return False
 
 
+@functools.cache
 def _use_files() -> None:
-    """Let metrics keep their values in files, also if prometheus_client was imported before the variable was set."""
+    """Let metrics keep their values in files, also if prometheus_client was imported before the variable was set.
+
+    Gauges of which the latest value counts, as all of vLLM's, are there at 0 from the beginning: prometheus_client
+    shows them only once they have been set.
+    """
     from prometheus_client import values
 
-    if not values.ValueClass._multiprocess:
-        values.ValueClass = values.MultiProcessValue()
+    # A second class of that kind would write into the same files at the places where the first one does.
+    in_file: Any = values.ValueClass if values.ValueClass._multiprocess else values.MultiProcessValue()
+
+    class ShownValue(in_file):  # type: ignore[misc]
+        def __init__(self, *texts: Any, multiprocess_mode: str = "", **others: Any) -> None:
+            super().__init__(*texts, multiprocess_mode=multiprocess_mode, **others)
+            if multiprocess_mode == "mostrecent" and not self._timestamp:
+                self.set(self._value, timestamp=LONG_AGO)
+
+    values.ValueClass = ShownValue
