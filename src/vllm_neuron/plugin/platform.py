@@ -30,7 +30,7 @@ from vllm_neuron.plugin.settings import (
     stored_config,
     take_unset_limits,
 )
-from vllm_neuron.plugin.shutdown import bound_graceful_shutdown
+from vllm_neuron.plugin.shutdown import bound_graceful_shutdown, end_when_interrupted_in_warm_up
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -84,6 +84,7 @@ class NeuronPlatform(Platform):
         refuse_shared_port()
         note_start()
         prepare_folder()
+        end_when_interrupted_in_warm_up()
         resolved = _resolve(vllm_config, unset_limits)
         _adopt(vllm_config, resolved)
         _choose_classes(vllm_config)
