@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.caches import new_cache
 from tests.checkpoints import greedy_oracle, prompt, tokenizer, write_checkpoint
-from tests.server.completions import all_at_once, assert_next_is_right, token_ids
+from tests.server.completions import assert_next_is_right, token_ids
 from tests.server.harness import MODEL_NAME, TINY_ARGS, Server, launch, run_to_end, serving, wait_until
 from vllm_neuron.plugin.metrics_folder import PREFIX
 
@@ -70,8 +70,14 @@ def server(model: Path, cache: Path, folder: Path, clock: Path) -> Iterator[Serv
 
 
 def test_server_whose_kv_cache_is_full_lets_requests_wait(server: Server, model: Path) -> None:
-    prompts = [prompt(250 + i, seed=i) for i in range(4)]
-    assert all_at_once(server, prompts, 42, concurrency=4) == [greedy_oracle(model, ids, 42) for ids in prompts]
+    """Two of the four fit while they are prompts, and not any more when they are 289 tokens long."""
+    prompts = [prompt(250, seed=i) for i in range(4)]
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    answer = server.client.completions.create(
+        model=MODEL_NAME, prompt=prompts, max_tokens=42, temperature=0, extra_body=extra
+    )
+    found = [list(choice.token_ids) for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+    assert found == [greedy_oracle(model, ids, 42) for ids in prompts]
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert server.metric("vllm:num_preemptions_total") > 0
 
