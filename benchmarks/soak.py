@@ -139,9 +139,8 @@ def _make_request(rng: random.Random, kind: str, model: str, limits: Limits, pre
             extra |= rng.choice(_bad_bodies(limits))
         case "constrained":
             extra = {"max_tokens": 24, "structured_outputs": {"regex": rng.choice(("[a-f]{3}-[0-9]{2}", "(yes|no)"))}}
-    return Request(
-        kind, {"model": MODEL, "temperature": 0, "return_token_ids": True, "prompt": prompt, **extra}, chunks
-    )
+    body = {"model": model, "temperature": 0, "return_token_ids": True, "prompt": prompt, **extra}
+    return Request(kind, body, chunks)
 
 
 def _bad_bodies(limits: Limits) -> list[dict[str, Any]]:
