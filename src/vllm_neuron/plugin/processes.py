@@ -60,6 +60,17 @@ def seconds_since_start() -> float:
     return now - float(os.environ.get(_STARTED, now))
 
 
+def addresses_to_listen_on() -> set[tuple[str, int]]:
+    """Host and port of each TCP socket that this process keeps for listening, and does not listen on yet."""
+    found = set()
+    for descriptor in _sockets(os.getpid()):
+        if _accepts_connections(descriptor):
+            with socket.socket(fileno=os.dup(descriptor)) as copy:
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.add(copy.getsockname()[:2])
+    return found
+
+
 def _is_vllm_serve() -> bool:
     return _COMMAND_LINE in sys.modules and sys.argv[1:2] == ["serve"]
 
@@ -88,17 +99,6 @@ def _give_up_listeners(parent: int) -> None:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, descriptor)
             os.close(nothing)
-
-
-def addresses_to_listen_on() -> set[tuple[str, int]]:
-    """Host and port of each TCP socket that this process keeps for listening, and does not listen on yet."""
-    found = set()
-    for descriptor in _sockets(os.getpid()):
-        if _accepts_connections(descriptor):
-            with socket.socket(fileno=os.dup(descriptor)) as copy:
-                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.add(copy.getsockname()[:2])
-    return found
 
 
 def _sockets(pid: int) -> dict[int, str]:
