@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_mounted_caches import NAMESPACE, may_mount
-from vllm_neuron.plugin.metrics_folder import PREFIX, VARIABLE, remove_stale, reserve
+from vllm_neuron.plugin.metrics_folder import PREFIX, VARIABLE, remove_folder, remove_stale, reserve
 
 SERVER = """
 import multiprocessing, os, subprocess, sys
@@ -82,6 +82,17 @@ def test_servers_that_inherit_the_environment_of_another_do_not_mix_with_it(tmp_
     assert outer.split()[0] != inner.split()[0]
     assert outer.split()[1:] == inner.split()[1:] == SERIES.split()
     assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+def test_a_process_removes_the_folder_of_the_server_it_belongs_to_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_NEURON_METRICS_FOLDER", f"4711 {tmp_path}")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    remove_folder(4712)
+    assert tmp_path.is_dir()
+    remove_folder(4711)
+    assert not tmp_path.exists()
 
 
 def test_a_folder_of_the_user_stays_and_counts_no_earlier_server(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 PREFIX = "vllm_neuron_prometheus_"
 _MADE = "_NEURON_METRICS_FOLDER"
-"""Environment variable that names the folder that a server of this package has made, so that another server which it
-starts, or which is started from it, takes none that is not its own."""
+"""Environment variable with the process that has made the folder, and the folder: a server that is started from another
+one's environment takes, and removes, none that is not its own."""
 
 FILE_KINDS = ("counter", "histogram", "summary", "gauge_mostrecent", "gauge_sum")
 LONG_AGO = 1.0
@@ -49,14 +49,14 @@ def prepare_folder() -> None:
             _use_files()
         return
     named = os.environ.get(VARIABLE)
-    if named and named != os.environ.get(_MADE):
+    if named and named != _made()[1]:
         folder = Path(named)
         folder.mkdir(parents=True, exist_ok=True)
         remove_stale(folder)
     else:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        os.environ[VARIABLE] = os.environ[_MADE] = str(folder)
-        atexit.register(_remove_as, os.getpid())
+        os.environ[VARIABLE], os.environ[_MADE] = str(folder), f"{os.getpid()} {folder}"
+        atexit.register(_remove_at_exit, os.getpid())
     reserve(folder)
     _use_files()
 
@@ -67,7 +67,7 @@ def reserve(folder: Path) -> None:
     prometheus_client maps its files into memory, where a disk that is full later would end the process with SIGBUS.
 
     Raises:
-        OSError: there is no space for them; the text names the folder and the variable that moves it.
+        OSError: there is no space for them, or no such folder; the text names it and the variable that moves it.
     """
     try:
         for kind in FILE_KINDS:
@@ -76,8 +76,8 @@ def reserve(folder: Path) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror}: no space for metrics ({len(FILE_KINDS) * FILE_BYTES >> 20} MiB per process). Free "
-            f"some, or set {VARIABLE} (or TMPDIR) to a folder on another disk",
+            f"{error.strerror}: metrics take {len(FILE_KINDS) * FILE_BYTES >> 20} MiB per process here. Make that much "
+            f"free, or set {VARIABLE} (or TMPDIR) to another folder",
             str(folder),
         ) from error
 
@@ -96,17 +96,23 @@ def remove_stale(folder: Path) -> None:
                 file.unlink()
 
 
-def remove_folder() -> None:
-    """Delete the folder if a server of this package has made it; one that the user has named stays."""
-    made = os.environ.get(_MADE)
-    if made and made == os.environ.get(VARIABLE):
+def remove_folder(pid: int) -> None:
+    """Delete the folder that process ``pid`` has made, if it has; one that the user has named stays."""
+    maker, made = _made()
+    if maker == str(pid):
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _remove_as(pid: int) -> None:
+def _made() -> tuple[str, str]:
+    """The process that has made a folder, and the folder; empty if none has."""
+    maker, _, made = os.environ.get(_MADE, "").partition(" ")
+    return maker, made
+
+
+def _remove_at_exit(pid: int) -> None:
     # A fork ends as its parent would, and must leave the folder.
     if os.getpid() == pid:
-        remove_folder()
+        remove_folder(pid)
 
 
 def _is_of_running_process(file: Path) -> bool:

@@ -27,13 +27,13 @@ def watch_parent() -> None:
 
 
 def _watch(parent: int) -> None:
-    while os.getppid() == _parent(parent):
+    while os.getppid() == (parent := _parent(parent)):
         time.sleep(POLL_SECONDS)
     for child in psutil.Process().children(recursive=True):
         # Compilers that are still running.
         child.kill()
     # What that process would have removed at its own end.
-    remove_folder()
+    remove_folder(parent)
     os._exit(1)
 
 
