@@ -22,9 +22,7 @@ GROUPS = {
     "test_server_soak.py": "shared server",
     "test_server_start.py": "shared server",
     "test_server_failed_compile.py": "own servers",
-    "test_server_faults.py": "own servers",
     "test_server_lifecycle.py": "own servers",
-    "test_server_metrics.py": "own servers",
     "test_server_precompiled.py": "own servers",
     "test_server_prompt_embeds.py": "own servers",
 }
