@@ -135,7 +135,7 @@ def _use_files() -> None:
     # A second class of that kind would write into the same files at the places where the first one does.
     in_file: Any = values.ValueClass if values.ValueClass._multiprocess else values.MultiProcessValue()
 
-    class ShownValue(in_file):  # type: ignore[misc]
+    class ShownValue(in_file):
         def __init__(self, *texts: Any, multiprocess_mode: str = "", **others: Any) -> None:
             super().__init__(*texts, multiprocess_mode=multiprocess_mode, **others)
             if multiprocess_mode == "mostrecent" and not self._timestamp:
