@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.caches import new_cache
 from tests.checkpoints import greedy_oracle, prompt, tokenizer, write_checkpoint
-from tests.server.completions import assert_next_is_right, token_ids
+from tests.server.completions import assert_next_is_right, complete, token_ids
 from tests.server.harness import MODEL_NAME, TINY_ARGS, Server, launch, run_to_end, serving, wait_until
 from vllm_neuron.plugin.metrics_folder import PREFIX
 
@@ -85,13 +86,12 @@ def test_server_whose_kv_cache_is_full_lets_requests_wait(server: Server, model:
 @pytest.mark.parametrize("days", [1, -2])
 def test_server_whose_clock_jumps_in_a_request_goes_on(server: Server, model: Path, clock: Path, days: int) -> None:
     ids = prompt(30, seed=days + 10)
-    expected = token_ids(server, ids, 300)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(token_ids, server, ids, 300)
-        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 20, "running request", server)
-        clock.chmod(0o700 if days > 0 else 0o600)
-        os.truncate(clock, abs(days) * DAY)
-        assert pending.result(60) == expected
+    expected = complete(server, ids, 300).choices[0].text
+    stream = complete(server, ids, 300, stream=True)
+    text = next(stream).choices[0].text
+    clock.chmod(0o700 if days > 0 else 0o600)
+    os.truncate(clock, abs(days) * DAY)
+    assert text + "".join(chunk.choices[0].text for chunk in stream) == expected
     assert_next_is_right(server, model)
 
 
@@ -113,14 +113,16 @@ def test_server_whose_worker_is_killed_ends_and_leaves_nothing(server: Server, f
     for process in server.processes():
         listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         assert (server.port in listening) == (process.pid == server.process.pid), process
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(token_ids, server, prompt(20), 400)
-        wait_until(lambda: server.metric("vllm:num_requests_running") > 0, 20, "running request", server)
-        lines_before = len(server.text().splitlines())
-        worker.kill()
-        wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
-        with pytest.raises((openai.APIError, AttributeError, TypeError)):
-            pending.result(10)
+    stream = complete(server, prompt(20), 480, stream=True)
+    next(stream)
+    lines_before = len(server.text().splitlines())
+    worker.kill()
+    wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
+    received = 1
+    with suppress(openai.APIError, httpx.HTTPError):
+        for _ in stream:
+            received += 1
+    assert received < 480
     server.assert_gone(10)
     lines = server.text().splitlines()[lines_before:]
     first = next(i for i, line in enumerate(lines) if "Worker proc VllmWorker-0 died unexpectedly" in line)

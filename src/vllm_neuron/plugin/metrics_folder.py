@@ -128,7 +128,7 @@ def _use_files() -> None:
     """Let metrics keep their values in files, also if prometheus_client was imported before the variable was set.
 
     Gauges of which the latest value counts, as all of vLLM's, are there at 0 from the beginning: prometheus_client
-    shows them only once they have been set.
+    shows them only once they have been set. And what is made anew, by the second engine of a process, begins at 0.
     """
     from prometheus_client import values
 
@@ -138,7 +138,6 @@ def _use_files() -> None:
     class ShownValue(in_file):
         def __init__(self, *texts: Any, multiprocess_mode: str = "", **others: Any) -> None:
             super().__init__(*texts, multiprocess_mode=multiprocess_mode, **others)
-            if multiprocess_mode == "mostrecent" and not self._timestamp:
-                self.set(self._value, timestamp=LONG_AGO)
+            self.set(0.0, timestamp=LONG_AGO if multiprocess_mode == "mostrecent" else None)
 
     values.ValueClass = ShownValue
