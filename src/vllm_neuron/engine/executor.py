@@ -14,14 +14,21 @@ import torch
 from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler
-from vllm_neuron.engine.graphs import GraphSpec, decode_graph, list_graphs, prefill_graph, prompt_logits_graph
+from vllm_neuron.engine.graphs import (
+    GraphSpec,
+    decode_graph,
+    layers_graph,
+    list_graphs,
+    prefill_graph,
+    prompt_logits_graph,
+)
 from vllm_neuron.engine.inputs import NOT_FED, InputBuilder, Row
 from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes, num_groups
-from vllm_neuron.models.model import Model, StepOutputs
+from vllm_neuron.models.model import LayerOutputs, Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
 from vllm_neuron.sampling import Sampled, SampledWithLogprobs
 from vllm_neuron.weights.table import Weights
@@ -42,6 +49,7 @@ class GraphStatistics:
         compiles_after_warmup: compilations that a step asked for; anything but 0 is a fault.
         seconds: per graph name, time until it was ready.
         executions: per graph name, steps run; warm-up is not counted.
+        live_rows: per graph name, rows of these steps that were no padding; tokens of a prefill, requests of a decode.
     """
 
     compiled: int = 0
@@ -49,6 +57,7 @@ class GraphStatistics:
     compiles_after_warmup: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     executions: Counter[str] = field(default_factory=Counter)
+    live_rows: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class GraphExecutor:
         dtype: of weights and activations, and of a KV cache that has none of its own.
         on_step: is told of each step that is handed to its graph: the graph, and how many rows are not padding.
             Warm-up is not a step.
+        graphs: what to run, if not every graph that serving the configuration can need.
     """
 
     def __init__(
@@ -99,13 +109,14 @@ class GraphExecutor:
         weights: Weights,
         dtype: torch.dtype,
         on_step: Callable[[GraphSpec, int], None] | None = None,
+        graphs: Sequence[GraphSpec] | None = None,
     ) -> None:
         self._model = model
         self._config = config
         self._route = route
         self._cache = cache
         self._dtype = dtype
-        self.graphs = list_graphs(config)
+        self.graphs = list_graphs(config) if graphs is None else tuple(graphs)
         self.statistics = GraphStatistics()
         self._on_step = on_step
         # In the order of the table, as they are traced: a route may go by position.
@@ -214,6 +225,20 @@ class GraphExecutor:
             logits = logits[[i for i, row in enumerate(rows) if row.wants_logits]]
         return StepOutputs(logits, outputs.hidden[: len(rows)])
 
+    def run_layers(self, row: Row) -> LayerOutputs:
+        """Compute many tokens of one request, as `run_prefill` does, and return what each layer leaves.
+
+        Needs a "layers" graph, which only validation asks for.
+
+        Returns:
+            residuals L + 1 of [n, H], hidden [n, H] and logits [n, V] of the row's n tokens; valid until the next step.
+        """
+        count = len(row.token_ids)
+        outputs = LayerOutputs(*self._submit_counted(layers_graph(self.graphs, count), (row,)).result())
+        return LayerOutputs(
+            tuple(residual[:count] for residual in outputs.residuals), outputs.hidden[:count], outputs.logits[:count]
+        )
+
     def submit_prefill(self, row: Row) -> SubmittedStep:
         """Compute many tokens of one request, and sample the one that follows them."""
         return SubmittedStep(1, self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
@@ -271,6 +296,7 @@ class GraphExecutor:
 
     def _count(self, graph: GraphSpec, live_rows: int) -> None:
         self.statistics.executions[graph.name] += 1
+        self.statistics.live_rows[graph.name] += live_rows
         if self._on_step is not None:
             self._on_step(graph, live_rows)
 

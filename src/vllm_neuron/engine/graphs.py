@@ -7,7 +7,7 @@ from typing import Literal
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.kv_cache.layout import round_up_to_blocks
 
-GraphKind = Literal["prefill", "decode", "prompt_logits"]
+GraphKind = Literal["prefill", "decode", "prompt_logits", "layers"]
 GraphSampling = Literal["host", "device", "greedy"]
 
 
@@ -20,8 +20,9 @@ class GraphSpec:
     """What a graph is specialised to.
 
     Attributes:
-        kind: "prefill" (one request, many rows), "decode" (many requests, one row each) or "prompt_logits" (hidden
-            states in, logits out, for prompt logprobs).
+        kind: "prefill" (one request, many rows), "decode" (many requests, one row each), "prompt_logits" (hidden
+            states in, logits out, for prompt logprobs) or "layers" (a prefill that returns what each layer leaves, for
+            validation; never part of serving).
         tokens: T, rows of the step.
         requests: B, requests of the step.
         context: S, tokens that a request's block table spans; 0 for "prompt_logits".
@@ -52,6 +53,8 @@ class GraphSpec:
                 return f"decode_b{self.requests}_ctx{self.context}{suffix}"
             case "prompt_logits":
                 return f"prompt_logits_t{self.tokens}"
+            case "layers":
+                return f"layers_t{self.tokens}_ctx{self.context}"
 
 
 def list_graphs(config: ResolvedConfig) -> tuple[GraphSpec, ...]:
@@ -110,6 +113,37 @@ def decode_graph(graphs: Iterable[GraphSpec], requests: int, context: int) -> Gr
 def prompt_logits_graph(graphs: Iterable[GraphSpec]) -> GraphSpec | None:
     """The graph that turns hidden states into logits; there is none where sampling is on the device."""
     return next((g for g in graphs if g.kind == "prompt_logits"), None)
+
+
+def graphs_for_validation(config: ResolvedConfig, chunks: Iterable[int], requests: int) -> tuple[GraphSpec, ...]:
+    """Those graphs of a configuration that a forced continuation runs, as they are served, and "layers" beside them.
+
+    Where the configuration samples in the graphs, these return logits instead.
+
+    Args:
+        config: the resolved configuration.
+        chunks: numbers of tokens of the prefill steps.
+        requests: continuations that are decoded together.
+
+    Raises:
+        NoBucketError: a chunk or the number of requests is larger than any bucket.
+    """
+    served = list_graphs(replace(config, on_device_sampling=None, async_scheduling=False))
+    prefills = {prefill_graph(served, tokens) for tokens in chunks}
+    decodes = {g for g in served if g.kind == "decode" and g.requests == decode_graph(served, requests, 1).requests}
+    layers = {replace(graph, kind="layers", embeddings=False) for graph in prefills}
+    logits = {g for g in served if g.kind == "prompt_logits"}
+    return tuple(sorted(prefills | decodes | layers | logits, key=lambda g: (g.kind, -g.tokens, -g.context)))
+
+
+def layers_graph(graphs: Iterable[GraphSpec], tokens: int) -> GraphSpec:
+    """The smallest "layers" graph of at least ``tokens`` rows.
+
+    Raises:
+        NoBucketError: none has that many rows, or there is none.
+    """
+    fitting = [g for g in graphs if g.kind == "layers" and g.tokens >= tokens]
+    return _smallest(fitting, f"a validating step of {tokens} tokens")
 
 
 def _smallest(fitting: Sequence[GraphSpec], need: str) -> GraphSpec:

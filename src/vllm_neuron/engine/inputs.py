@@ -75,7 +75,7 @@ class InputBuilder:
     """Fills the inputs of one graph.
 
     Args:
-        graph: a prefill or decode graph.
+        graph: of any kind but "prompt_logits".
         block_size: BS, tokens per KV block; it divides the graph's context.
         num_groups: G, KV groups of the model.
         hidden_size: H, of graphs that take embeddings.
@@ -127,7 +127,7 @@ class InputBuilder:
                 clamped index would make one request write into another's blocks.
         """
         self._check(rows)
-        if self.graph.kind == "prefill":
+        if self.graph.kind != "decode":
             self._fill_prefill(rows)
             self._fill_embeddings(rows)
         else:

@@ -16,9 +16,11 @@ from vllm_neuron.weights.table import Weights
 def step_function(graph: GraphSpec, model: Model) -> Step:
     """(weights, kv_cache, inputs) -> (outputs, kv_cache) of a graph.
 
-    The outputs are `StepOutputs` where the host samples, `SampledWithLogprobs` or `Sampled` where the graph does, and
-    logits [T, V] for "prompt_logits".
+    The outputs are `StepOutputs` where the host samples, `SampledWithLogprobs` or `Sampled` where the graph does,
+    logits [T, V] for "prompt_logits" and `LayerOutputs` for "layers".
     """
+    if graph.kind == "layers":
+        return model.layers
     if graph.kind == "prompt_logits":
         return partial(_prompt_logits, model)
     if graph.sampling == "host":

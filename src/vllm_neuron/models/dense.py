@@ -64,6 +64,7 @@ def build(architecture: str, config: DenseConfig, rope: RopeTable) -> Model:
         constants={INV_FREQ: rope.inv_freq},
         kv_layers=(KVLayerSpec(config.num_kv_heads, config.head_dim),) * config.num_layers,
         forward=partial(forward, config),
+        residual_stream=partial(residual_stream, config),
         logits=partial(logits, config),
     )
 
@@ -112,10 +113,18 @@ def forward(
     config: DenseConfig, weights: Weights, kv_cache: KVCache, inputs: StepInputs
 ) -> tuple[torch.Tensor, KVCache]:
     """Hidden states [T, H] after the final norm, and the cache with this step's keys and values."""
+    hidden, _, new_cache = residual_stream(config, weights, kv_cache, inputs)
+    return hidden, new_cache
+
+
+def residual_stream(
+    config: DenseConfig, weights: Weights, kv_cache: KVCache, inputs: StepInputs
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], KVCache]:
+    """`forward`, and between its two results the residual [T, H] before the first layer and after each: L + 1."""
     cos, sin = nn.rope_tables(inputs.positions, weights[INV_FREQ], config.rope_scale)
     residual = input_embeddings(inputs, weights["embed"])
     normed = nn.rms_norm(residual, weights["layers.0.attn_norm"], config.norm_eps)
-    new_cache = []
+    residuals, new_cache = [residual], []
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
         attended, cache = _attention(config, weights, layer, normed, cos, sin, kv_cache[layer], inputs)
@@ -126,7 +135,8 @@ def forward(
         last = layer == config.num_layers - 1
         next_norm = "final_norm" if last else f"layers.{layer + 1}.attn_norm"
         normed, residual = nn.add_rms_norm(mixed, residual, weights[next_norm], config.norm_eps)
-    return normed, new_cache
+        residuals.append(residual)
+    return normed, tuple(residuals), new_cache
 
 
 def _attention(

@@ -53,6 +53,20 @@ class StepInputs(NamedTuple):
     embeddings: PromptEmbeddings | tuple[()] = ()
 
 
+class LayerOutputs(NamedTuple):
+    """What a step computes on its way, to see where it goes wrong.
+
+    Attributes:
+        residuals: L + 1 of [T, H] in the model's dtype: before the first layer, and after each.
+        hidden: [T, H] in the model's dtype, after the final norm.
+        logits: [T, V] float32, of every row.
+    """
+
+    residuals: tuple[torch.Tensor, ...]
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
 class StepOutputs(NamedTuple):
     """What a step computes.
 
@@ -78,6 +92,8 @@ class Model:
             graph holds a literal.
         kv_layers: one entry per attention layer.
         forward: (weights, kv_cache, inputs) -> (hidden [T, H] after the final norm, new kv_cache).
+        residual_stream: the same, with the residual [T, H] before the first layer and after each between the two; no
+            graph that serves returns it.
         logits: (weights, hidden [R, H]) -> [R, V] float32.
     """
 
@@ -88,12 +104,18 @@ class Model:
     constants: Mapping[str, torch.Tensor]
     kv_layers: tuple[KVLayerSpec, ...]
     forward: Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, KVCache]]
+    residual_stream: Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, tuple[torch.Tensor, ...], KVCache]]
     logits: Callable[[Weights, torch.Tensor], torch.Tensor]
 
     def step(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[StepOutputs, KVCache]:
         """The function every prefill and decode graph is made of."""
         hidden, kv_cache = self.forward(weights, kv_cache, inputs)
         return StepOutputs(self.logits(weights, hidden[inputs.logits_rows]), hidden), kv_cache
+
+    def layers(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[LayerOutputs, KVCache]:
+        """The function that graphs for validation are made of."""
+        hidden, residuals, kv_cache = self.residual_stream(weights, kv_cache, inputs)
+        return LayerOutputs(residuals, hidden, self.logits(weights, hidden)), kv_cache
 
 
 def input_embeddings(inputs: StepInputs, table: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ def prepare(arguments: Sequence[str], artifacts: Path | None) -> CompileJob:
     Raises:
         CompileFaultsError: the flags, the configuration, the environment or this machine do not allow it.
     """
-    _require_platform()
+    require_platform()
     vllm_config = engine_config(arguments)
     config = resolved_config(vllm_config)
     _require_one_folder(config, artifacts)
@@ -69,7 +69,7 @@ def prepare(arguments: Sequence[str], artifacts: Path | None) -> CompileJob:
 
     try:
         model = served_model(vllm_config)
-        route = _working_route(config)
+        route = working_route(config)
         blocks = expected_blocks(vllm_config, model)
         cache = open_cache(config, route)
     except (RuntimeError, ValueError, OSError) as error:
@@ -78,7 +78,12 @@ def prepare(arguments: Sequence[str], artifacts: Path | None) -> CompileJob:
     return CompileJob(compiler, (_measured_note(blocks.num_blocks),) if blocks.measured else ())
 
 
-def _working_route(config: ResolvedConfig) -> Route:
+def working_route(config: ResolvedConfig) -> Route:
+    """The compile route of a configuration.
+
+    Raises:
+        RuntimeError: it does not work here.
+    """
     route = select_route(config.backend, compile_target(config))
     probe = route.probe()
     if not probe.works:
@@ -107,8 +112,12 @@ def engine_config(arguments: Sequence[str]) -> "VllmConfig":
         raise CompileFaultsError([str(error)]) from error
 
 
-def _require_platform() -> None:
-    """Check that vLLM uses this plugin here, before anything of vLLM that would choose another platform runs."""
+def require_platform() -> None:
+    """Check that vLLM uses this plugin here, before anything of vLLM that would choose another platform runs.
+
+    Raises:
+        CompileFaultsError: it does not.
+    """
     quiet_vllm()
     try:
         if activate() is None:
