@@ -53,13 +53,28 @@ def require_lm_eval() -> None:
         raise LmEvalError("--tasks: package lm-eval is not installed. Run: pip install 'lm-eval[api]'")
 
 
-def run_tasks(url: str, model: str, tokenizer: str, tasks: Sequence[str], limit: int | None) -> dict[str, Any]:
-    """lm-eval's results of `tasks` on a server's completions: its "results" by task.
+def server_arguments(url: str, model: str, tokenizer: str) -> tuple[str, str]:
+    """lm-eval's --model and --model_args for a running server.
 
     Args:
         url: of the server, without /v1.
         model: name that it serves.
         tokenizer: folder or name of its tokenizer.
+    """
+    arguments = f"model={model},base_url={url}/v1/completions,tokenizer={tokenizer},tokenized_requests=True"
+    return "local-completions", arguments
+
+
+def transformers_arguments(folder: str, dtype: str) -> tuple[str, str]:
+    """lm-eval's --model and --model_args for transformers on a folder in a dtype such as "bfloat16"."""
+    return "hf", f"pretrained={folder},dtype={dtype},device=cpu"
+
+
+def run_tasks(side: tuple[str, str], tasks: Sequence[str], limit: int | None) -> dict[str, Any]:
+    """lm-eval's results of `tasks`: its "results" by task.
+
+    Args:
+        side: lm-eval's --model and --model_args.
         tasks: lm-eval's names.
         limit: examples per task; None for all.
 
@@ -67,9 +82,9 @@ def run_tasks(url: str, model: str, tokenizer: str, tasks: Sequence[str], limit:
         LmEvalError: it is not installed, or has failed.
     """
     require_lm_eval()
-    arguments = f"model={model},base_url={url}/v1/completions,tokenizer={tokenizer},tokenized_requests=True"
+    kind, arguments = side
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
+        command = [sys.executable, "-m", "lm_eval", "--model", kind, "--model_args", arguments]
         command += ["--tasks", ",".join(tasks), "--output_path", folder]
         command += [] if limit is None else ["--limit", str(limit)]
         done = subprocess.run(command, capture_output=True, text=True)

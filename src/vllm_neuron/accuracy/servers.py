@@ -46,19 +46,23 @@ class OpenAIServer:
         url: with or without /v1.
         api_key: "none" where there is none.
         model: name that it serves the model under; by default the first that it lists.
+        tokenizer: what it says the model's files are, else the model's name.
     """
 
     url: str
     api_key: str = "none"
     model: str = ""
     timeout: float = 600.0
+    tokenizer: str = field(init=False)
     _client: httpx.Client = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         base = self.url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {self.api_key}"}
         self._client = httpx.Client(base_url=base, headers=headers, timeout=self.timeout)
-        self.model = self.model or str(self._send("GET", "/v1/models")["data"][0]["id"])
+        listed = self._send("GET", "/v1/models")["data"]
+        self.model = self.model or str(listed[0]["id"])
+        self.tokenizer = next((str(m["root"]) for m in listed if m["id"] == self.model and m.get("root")), self.model)
 
     def complete(self, prompt: Prompt, **parameters: Any) -> Mapping[str, Any]:
         """The first choice of a greedy completion.
