@@ -25,7 +25,10 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
-    "cli": {"", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "rollout"},
+    "cli": {
+        *("", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "rollout", "weights"),
+        *("accuracy", "advisor", "comparison", "reporting"),
+    },
     "plugin": {"", "envs", "config", "engine", "models", "sampling", "kv_cache", "compilation", "weights", "routes"},
     "engine": {"envs", "config", "models", "sampling", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},
     "models": {"config", "kv_cache", "compilation", "weights", "nn", "kernels"},
@@ -35,6 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"envs", "config", "kv_cache"},
     "migration": {"envs", "config"},
     "rollout": set(),
+    "accuracy": {"models"},
+    "advisor": {"config"},
+    "comparison": {"accuracy"},
+    "reporting": set(),
     "config": {"envs"},
     "nn": {"kernels"},
     "kernels": {"envs"},

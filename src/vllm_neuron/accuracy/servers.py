@@ -82,7 +82,9 @@ class OpenAIServer:
         try:
             response = self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise ServerError(f"{self.url}: no answer to {method} {path}: {error!r}. Is it an OpenAI server?") from error
+            raise ServerError(
+                f"{self.url}: no answer to {method} {path}: {error!r}. Is it an OpenAI server?"
+            ) from error
         if response.status_code != 200:
             raise ServerError(f"{self.url}: {path} answers {response.status_code}: {response.text[:300]}")
         try:

@@ -164,7 +164,7 @@ def stage_names(num_layers: int) -> list[str]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """"bfloat16" of torch.bfloat16."""
+    """ "bfloat16" of torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 

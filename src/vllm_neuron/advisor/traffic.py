@@ -113,7 +113,9 @@ def _length_line(line: str) -> tuple[int, int]:
 
 
 _PROMPT = re.compile(r"Request (\S+) details: .*prompt_token_ids: \[([\d, ]*)\]")
-_RESPONSE = re.compile(r"Generated response (\S+?)(?: \(streaming complete\))?: output: .*output_token_ids: \[([\d, ]*)\]")
+_RESPONSE = re.compile(
+    r"Generated response (\S+?)(?: \(streaming complete\))?: output: .*output_token_ids: \[([\d, ]*)\]"
+)
 _RUNNING = re.compile(r"Running: (\d+) reqs")
 
 

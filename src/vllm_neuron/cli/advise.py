@@ -95,9 +95,7 @@ def run(traffic: Traffic, limits: Limits) -> list[Advice]:
             decodes = simulate_decoding((output for _, output in traffic.outputs), limits.max_num_seqs)
         if decodes:
             largest = limits.max_num_seqs or max(decodes)
-            advices.append(
-                advise(SEQS_OPTION, decodes, largest, limits.most, limits.gain, contexts=limits.contexts)
-            )
+            advices.append(advise(SEQS_OPTION, decodes, largest, limits.most, limits.gain, contexts=limits.contexts))
     except ValueError as error:
         raise CommandError(f"{error}: raise --max-num-batched-tokens or --max-num-seqs.") from error
     return advices
@@ -159,7 +157,9 @@ def as_html(advices: Sequence[Advice]) -> str:
     parts = []
     for advice in advices:
         best = [(c.graphs, 100 * c.partition.waste) for c in advice.choices if c.name.startswith("best")]
-        others = {c.name: [(c.graphs, 100 * c.partition.waste)] for c in advice.choices if not c.name.startswith("best")}
+        others = {
+            c.name: [(c.graphs, 100 * c.partition.waste)] for c in advice.choices if not c.name.startswith("best")
+        }
         chart = line_chart(advice.option, "graphs", "padding, % of all rows", {"best lists": best, **others})
         parts += [page.heading(f"{advice.option}, {advice.steps:g} steps"), chart, page.table(COLUMNS, _rows(advice))]
     proposal = page.code(f"--additional-config '{additional_config(advices)}'")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vllm_neuron.cli import rollout
+from vllm_neuron.cli import evaluate, rollout
 from vllm_neuron.cli.errors import exiting_on_errors
 
 app = typer.Typer(
@@ -203,6 +203,7 @@ def migrate_launch(
 
 
 app.add_typer(rollout.app, name="rollout")
+evaluate.add_to(app)
 
 cache_app = typer.Typer(help="List, remove and check compiled graphs of all routes.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")

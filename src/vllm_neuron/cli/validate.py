@@ -143,7 +143,9 @@ def _validate_model(target: str, flags: Sequence[str], against: str, choices: Ch
     offline = open_offline([target, *flags])
     reference = offline.folder if against == HF else against
     if offline.dtype not in TRUTH:
-        raise CommandError(f"--dtype {dtype_name(offline.dtype)}: only {', '.join(map(dtype_name, TRUTH))} are compared.")
+        raise CommandError(
+            f"--dtype {dtype_name(offline.dtype)}: only {', '.join(map(dtype_name, TRUTH))} are compared."
+        )
     tokenizer = AutoTokenizer.from_pretrained(offline.tokenizer)
     prompts = [tokenizer(text).input_ids for text in choices.prompts][: offline.config.max_num_seqs]
     lengths = [len(ids) for ids in prompts]
@@ -266,7 +268,9 @@ def describe(place: Place | None) -> str:
 
 
 def _show_servers(found: ServerValidation, reference: str, console: Console) -> None:
-    table = new_table("prompt", "positions", "top-1", "top-k", "largest difference", "KL mean", "KL largest", "first at")
+    table = new_table(
+        "prompt", "positions", "top-1", "top-k", "largest difference", "KL mean", "KL largest", "first at"
+    )
     for index, one in enumerate(found.prompts):
         first = "-" if one.first_difference is None else str(one.first_difference)
         shares = (f"{one.top1:.1%}", f"{one.topk:.1%}", f"{one.max_difference:.3g}")

@@ -1,6 +1,7 @@
 """Given sequences through the graphs that serve: every position's logits, and what each layer leaves."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class ForcedRun:
         self._groups = num_groups(model.kv_layers)
         ends = np.cumsum([0, *(blocks_for(len(s), config.block_size) for s in sequences)]) + 1
         # Block 0 is the null block.
-        self._blocks = [np.arange(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+        self._blocks = [np.arange(start, end) for start, end in pairwise(ends)]
 
     @torch.inference_mode()
     def logits(self, prompt_tokens: Sequence[int]) -> list[torch.Tensor]:

@@ -29,9 +29,7 @@ class Axes:
         return round(LEFT + across * width, 1), round(HEIGHT - BOTTOM - up * height, 1)
 
 
-def line_chart(
-    title: str, x_label: str, y_label: str, series: Mapping[str, Points], logarithmic: bool = False
-) -> str:
+def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Points], logarithmic: bool = False) -> str:
     """Lines through the points of each series; with `logarithmic` y is drawn as its decimal logarithm.
 
     Points that are not finite, and those that have no logarithm, are left out.
@@ -82,7 +80,9 @@ def bar_chart(
 
 def _finite(points: Points, logarithmic: bool) -> list[tuple[float, float]]:
     return [
-        (x, log10(y) if logarithmic else y) for x, y in points if isfinite(x) and isfinite(y) and (y > 0 or not logarithmic)
+        (x, log10(y) if logarithmic else y)
+        for x, y in points
+        if isfinite(x) and isfinite(y) and (y > 0 or not logarithmic)
     ]
 
 
