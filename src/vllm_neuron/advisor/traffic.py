@@ -88,8 +88,8 @@ def from_lengths(path: Path) -> Traffic:
         pairs = _bench_result(text) if '"input_lens"' in text else [_length_line(line) for line in lines]
     except (ValueError, KeyError, TypeError) as error:
         raise TrafficError(
-            f'--lengths={path}: expected "prompt [output]" or {{"prompt_tokens": ..., "completion_tokens": ...}} on each '
-            f"line, or the JSON of vllm bench serve --save-result --save-detailed: {error!r}"
+            f'--lengths={path}: expected "prompt [output]" or {{"prompt_tokens": ..., "completion_tokens": ...}} '
+            f"on each line, or the JSON of vllm bench serve --save-result --save-detailed: {error!r}"
         ) from error
     if any(prompt < 1 or output < 0 for prompt, output in pairs):
         raise TrafficError(f"--lengths={path}: lengths must be at least 1 token")

@@ -1,4 +1,4 @@
-"""`vllm-neuron validate`: a model on its compiled graphs against transformers, or one running server against another."""
+"""`vllm-neuron validate`: a model on its graphs against transformers, or one running server against another."""
 
 import json
 import tempfile
@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
@@ -262,8 +261,9 @@ def describe(place: Place | None) -> str:
         return "within what rounding explains"
     excess = place.excess
     return (
-        f"more than rounding explains, first at {excess.stage}, prompt {place.prompt}, position {place.position}: error "
-        f"{excess.error:.2e}, allowed {excess.allowed:.2e} (transformers {excess.noise:.2e}); {excess.rows} rows there"
+        f"more than rounding explains, first at {excess.stage}, prompt {place.prompt}, position {place.position}: "
+        f"error {excess.error:.2e}, allowed {excess.allowed:.2e} (transformers "
+        f"{excess.noise:.2e}); {excess.rows} rows there"
     )
 
 

@@ -155,8 +155,8 @@ def _disagreements(found: Sequence[Divergence], prompts: int, thresholds: Thresh
     first = real[0]
     return [
         f"greedy tokens agree on {share:.0%} of {prompts} prompts, {thresholds.agreement:.0%} are required; first "
-        f"difference in prompt {first.prompt} at token {first.position}: {first.tokens[0]} and {first.tokens[1]}, scored "
-        f"{_pair(first.baseline)} by the baseline and {_pair(first.candidate)} by the candidate"
+        f"difference in prompt {first.prompt} at token {first.position}: {first.tokens[0]} and {first.tokens[1]}, "
+        f"scored {_pair(first.baseline)} by the baseline and {_pair(first.candidate)} by the candidate"
     ]
 
 
@@ -176,6 +176,7 @@ def _slow(baseline: Measured, candidate: Measured, thresholds: Thresholds) -> li
         factor = before.median / after.median if less_is_worse else after.median / before.median
         if factor > limit:
             failures.append(
-                f"{figure}: {after.median:.4g} after {before.median:.4g}, {factor:.2f} times worse; {limit:g} is allowed"
+                f"{figure}: {after.median:.4g}, {before.median:.4g} of the baseline: {factor:.2f} times worse; "
+                f"{limit:g} is allowed"
             )
     return failures
