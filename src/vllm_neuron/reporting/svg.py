@@ -92,7 +92,7 @@ def _span(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = min(values), max(values)
     low = min(0.0, low) if from_zero else low
-    return (low, high) if high > low else (low, low + 1.0)
+    return (low, high) if high > low else (low, low + max(1.0, abs(low)))
 
 
 def _y_ticks(axes: Axes, logarithmic: bool) -> str:
