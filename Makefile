@@ -2,7 +2,7 @@
 # make test     lint and all tests:     TEST_ARGS= is appended to pytest's arguments
 # make lint     ruff and mypy alone
 # make docs     the documentation as a site, in build/site
-# make bench    throughput of both routes on the demo model
+# make bench    all benchmarks on the demo model, compared with the last run: BENCH_ARGS='--only serve' selects
 #
 # All of them make .venv and install into it first, once. VENV= is another environment to use, PYTHON= makes it.
 
@@ -12,6 +12,7 @@ BACKEND ?= neuron_native
 PORT ?= 8000
 SERVE_ARGS ?=
 TEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN = "$(VENV)/bin"
 ON_PATH = PATH="$$(cd $(BIN) && pwd):$$PATH"
@@ -55,8 +56,8 @@ docs: $(WITH_TEST)
 	$(BIN)/python -m tests.documentation.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-bench: $(WITH_DEMO)
-	$(ON_PATH) python benchmarks/throughput.py "$(MODEL)"
+bench: $(WITH_TEST)
+	$(ON_PATH) python benchmarks/run.py "$(MODEL)" $(BENCH_ARGS)
 
 venv: $(WITH_TEST)
 
