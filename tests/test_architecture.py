@@ -26,7 +26,7 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
     "cli": {
-        *("", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "rollout", "weights"),
+        *("", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "models", "rollout", "weights"),
         *("accuracy", "advisor", "comparison", "reporting"),
     },
     "plugin": {"", "envs", "config", "engine", "models", "sampling", "kv_cache", "compilation", "weights", "routes"},

@@ -1,8 +1,6 @@
 """The commands that compare, validate and advise, as `vllm-neuron` has them."""
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -95,8 +93,7 @@ def compare_routes(
             greedy_tokens,
         )
         thresholds = Thresholds(min_agreement, near_tie, max_slowdown, max_memory)
-        with _progress() as report:
-            found = command.run(model, sides, workload, rounds, cold, accuracy, thresholds, logs, report)
+        found = command.run(model, sides, workload, rounds, cold, accuracy, thresholds, logs, _progress)
         if html is not None:
             html.write_text(command.as_html(found, model))
         if as_json:
@@ -165,8 +162,7 @@ def validate(
             max_kl,
             api_key,
         )
-        with _progress() as report:
-            outcome = command.run(model, flags or (), against, choices, report)
+        outcome = command.run(model, flags or (), against, choices, _progress)
         if as_json:
             typer.echo(command.as_json(outcome))
         else:
@@ -233,14 +229,6 @@ def _require_model_first(model: str) -> None:
         raise CommandError(f"MODEL is missing, or comes after {model}. Name it before the flags of vllm serve.")
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is being done: a spinner on a terminal, plain lines elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda text: typer.echo(text, err=True)
-        return
-    with console.status("starting") as status:
-        yield status.update
+def _progress(text: str) -> None:
+    """Say on standard error what is being done."""
+    typer.echo(text, err=True)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
@@ -21,8 +22,9 @@ from vllm_neuron.cli.errors import CommandError
 from vllm_neuron.cli.tables import new_table
 from vllm_neuron.comparison.server import MODEL_NAME, ServerFailedError, serving
 from vllm_neuron.engine.forced import ForcedRun
+from vllm_neuron.models.model import LayerOutputs
 from vllm_neuron.plugin.compile import CompileFaultsError
-from vllm_neuron.plugin.offline import open_offline
+from vllm_neuron.plugin.offline import Lengths, open_offline
 from vllm_neuron.weights.loading import CheckpointError
 
 HF = "hf"
@@ -146,19 +148,23 @@ def _validate_model(target: str, flags: Sequence[str], against: str, choices: Ch
             f"--dtype {dtype_name(offline.dtype)}: only {', '.join(map(dtype_name, TRUTH))} are compared."
         )
     tokenizer = AutoTokenizer.from_pretrained(offline.tokenizer)
-    prompts = [tokenizer(text).input_ids for text in choices.prompts][: offline.config.max_num_seqs]
-    lengths = [len(ids) for ids in prompts]
-    sequences = [length + choices.tokens for length in lengths]
-    offline.check(sequences, len(prompts))
+    prompts = [tokenizer(text).input_ids for text in choices.prompts]
+    offline.check(max(map(len, prompts)) + choices.tokens)
     runs = reference_runs(reference, offline.dtype, prompts, choices.tokens, report)
+    together = offline.config.max_num_seqs
+    batches = [runs[start : start + together] for start in range(0, len(runs), together)]
+    lengths = [[Lengths(run.forced.prompt_tokens, len(run.forced.token_ids)) for run in batch] for batch in batches]
+    layers: list[LayerOutputs] = []
+    logits: list[torch.Tensor] = []
     report(f"graphs of the {offline.config.backend} route")
-    with offline.running(lengths, sequences) as executor:
-        forced = ForcedRun(executor, offline.model, offline.config, [run.forced.token_ids for run in runs])
-        report("forced continuation")
-        layers = forced.layers() if choices.layers else None
-        logits = forced.logits(lengths)
-    found = judge(runs, logits, layers, offline.dtype, choices.factor, choices.top_k)
-    del runs, layers, logits
+    with offline.running(lengths, choices.layers) as executor:
+        for number, batch in enumerate(batches, start=1):
+            report(f"forced continuation, batch {number} of {len(batches)}")
+            forced = ForcedRun(executor, offline.model, offline.config, [run.forced.token_ids for run in batch])
+            layers += forced.layers() if choices.layers else []
+            logits += forced.logits([run.forced.prompt_tokens for run in batch])
+    found = judge(runs, logits, layers if choices.layers else None, offline.dtype, choices.factor, choices.top_k)
+    del runs, batches, layers, logits
     scores = _tasks_of_model(target, flags, reference, found.dtype, offline.tokenizer, choices, report)
     return Outcome(reference, model=found, tasks=tuple(scores))
 

@@ -115,23 +115,27 @@ def prompt_logits_graph(graphs: Iterable[GraphSpec]) -> GraphSpec | None:
     return next((g for g in graphs if g.kind == "prompt_logits"), None)
 
 
-def graphs_for_validation(config: ResolvedConfig, chunks: Iterable[int], requests: int) -> tuple[GraphSpec, ...]:
-    """Those graphs of a configuration that a forced continuation runs, as they are served, and "layers" beside them.
+def graphs_for_validation(
+    config: ResolvedConfig, chunks: Iterable[int], batches: Iterable[int], with_layers: bool = True
+) -> tuple[GraphSpec, ...]:
+    """Those graphs of a configuration that a forced continuation runs, as they are served.
 
     Where the configuration samples in the graphs, these return logits instead.
 
     Args:
         config: the resolved configuration.
         chunks: numbers of tokens of the prefill steps.
-        requests: continuations that are decoded together.
+        batches: numbers of continuations that are decoded together.
+        with_layers: a "layers" graph for each prefill graph, too.
 
     Raises:
-        NoBucketError: a chunk or the number of requests is larger than any bucket.
+        NoBucketError: a chunk or a batch is larger than any bucket.
     """
     served = list_graphs(replace(config, on_device_sampling=None, async_scheduling=False))
     prefills = {prefill_graph(served, tokens) for tokens in chunks}
-    decodes = {g for g in served if g.kind == "decode" and g.requests == decode_graph(served, requests, 1).requests}
-    layers = {replace(graph, kind="layers", embeddings=False) for graph in prefills}
+    sizes = {decode_graph(served, requests, 1).requests for requests in batches}
+    decodes = {g for g in served if g.kind == "decode" and g.requests in sizes}
+    layers = {replace(graph, kind="layers", embeddings=False) for graph in prefills if with_layers}
     logits = {g for g in served if g.kind == "prompt_logits"}
     return tuple(sorted(prefills | decodes | layers | logits, key=lambda g: (g.kind, -g.tokens, -g.context)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm.config import VllmConfig
+
+
+class Lengths(NamedTuple):
+    """Tokens of a prompt, and of the prompt and its continuation."""
+
+    prompt: int
+    whole: int
 
 
 @dataclass(frozen=True)
@@ -43,55 +50,54 @@ class OfflineModel:
     folder: str
     tokenizer: str
 
-    def check(self, sequences: Sequence[int], requests: int) -> None:
-        """Check that sequences of these lengths fit into the configuration.
+    def check(self, longest: int) -> None:
+        """Check that a sequence of this many tokens fits into the configuration.
 
         Raises:
-            CompileFaultsError: one is too long, or they are too many.
+            CompileFaultsError: it does not.
         """
-        config = self.config
-        faults = []
-        if max(sequences) > config.max_model_len:
-            faults.append(
-                f"--max-model-len={config.max_model_len}: the longest prompt and its continuation are "
-                f"{max(sequences)} tokens. Raise it, or lower --tokens."
+        if longest > self.config.max_model_len:
+            raise CompileFaultsError(
+                [
+                    f"--max-model-len={self.config.max_model_len}: the longest prompt and its continuation are "
+                    f"{longest} tokens. Raise it, or lower --tokens."
+                ]
             )
-        if requests > config.max_num_seqs:
-            faults.append(
-                f"--max-num-seqs={config.max_num_seqs}: {requests} prompts are decoded together. Raise it, or give "
-                "fewer prompts."
-            )
-        if faults:
-            raise CompileFaultsError(faults)
 
     @contextmanager
-    def running(self, prompts: Sequence[int], sequences: Sequence[int]) -> "Iterator[GraphExecutor]":
-        """An executor of the graphs that these prompts and sequences, given by their lengths, need.
+    def running(self, batches: Sequence[Sequence[Lengths]], with_layers: bool) -> "Iterator[GraphExecutor]":
+        """An executor of the graphs that these batches need.
 
         The KV cache has as many blocks as a server's, so that its compiled graphs are found.
 
+        Args:
+            batches: what is decoded together.
+            with_layers: graphs that return what each layer leaves, too.
+
         Raises:
-            CompileFaultsError: the compile route does not work here.
+            CompileFaultsError: the compile route does not work here, or a batch is larger than any bucket.
             CheckpointError: the checkpoint is not readable, or does not fit the model.
         """
         from vllm_neuron.plugin.memory import expected_blocks
 
         config = replace(self.config, on_device_sampling=None, async_scheduling=False)
+        step = config.max_num_batched_tokens
+        counts = {count for batch in batches for lengths in batch for count in lengths}
+        chunks = {min(step, count - start) for count in counts for start in range(0, count, step)}
         try:
             route = working_route(config)
             cache = open_cache(config, route)
             blocks = expected_blocks(self.vllm_config, self.model).num_blocks
+            graphs = graphs_for_validation(config, chunks, {len(batch) for batch in batches}, with_layers)
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileFaultsError([str(error)]) from error
-        needed = 1 + sum(blocks_for(tokens, config.block_size) for tokens in sequences)
-        step = config.max_num_batched_tokens
-        chunks = {min(step, tokens - start) for tokens in (*prompts, *sequences) for start in range(0, tokens, step)}
-        graphs = graphs_for_validation(config, chunks, len(prompts))
+        needed = max(sum(blocks_for(lengths.whole, config.block_size) for lengths in batch) for batch in batches)
         weights = load_model_weights(self.vllm_config, self.model)
         executor = GraphExecutor(self.model, config, route, cache, weights, self.dtype, graphs)
         del weights
         try:
-            executor.allocate_kv_cache(max(blocks, needed))
+            # Block 0 is the null block.
+            executor.allocate_kv_cache(max(blocks, 1 + needed))
             executor.warm_up()
             yield executor
         finally:
