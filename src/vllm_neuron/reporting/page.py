@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 STYLE = """
-body { font-family: sans-serif; color: #222; max-width: 72em; margin: 2em auto; padding: 0 1em; line-height: 1.4 }
+body { font-family: sans-serif; color: #222; max-width: 84em; margin: 2em auto; padding: 0 1em; line-height: 1.4 }
 table { border-collapse: collapse; margin: 1em 0 } th, td { padding: .25em .8em; border-bottom: 1px solid #ddd }
 th { text-align: left; border-bottom: 2px solid #888 } td.number { text-align: right }
 pre { background: #f4f4f4; padding: .8em; overflow-x: auto } svg { margin: .5em 1em .5em 0; max-width: 100% }

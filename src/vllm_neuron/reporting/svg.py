@@ -10,6 +10,8 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 64
 COLOURS = ("#2a6f97", "#e07a1f", "#5b8c3a", "#8f4f9f", "#a33b3b", "#6b6b6b")
 INK, GRID = "#333333", "#dddddd"
 TICKS = 5
+CHARACTER = 6.6
+"""Width of a letter in pixels, about."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -72,9 +74,13 @@ def bar_chart(
             middle, low = axes.at(left + width * 0.46, value[1])
             high = axes.at(0, value[2])[1]
             parts.append(_line(middle, low, middle, high, INK))
+    crowded = any(len(name) * CHARACTER > (WIDTH - LEFT - RIGHT) / len(groups) for name in groups)
     for group, name in enumerate(groups):
         x, y = axes.at(group + 0.5, 0)
-        parts.append(_text(x, y + 16, name, "middle"))
+        if crowded:
+            parts.append(f'<g transform="translate({x + 10} {y + 14}) rotate(-18)">{_text(0, 0, name, "end")}</g>')
+        else:
+            parts.append(_text(x, y + 16, name, "middle"))
     return _svg([*parts, _legend(list(series))])
 
 
@@ -97,11 +103,8 @@ def _span(values: Sequence[float], from_zero: bool) -> tuple[float, float]:
 
 def _y_ticks(axes: Axes, logarithmic: bool) -> str:
     low, high = axes.y
-    values: Sequence[float]
-    if logarithmic and floor(high) > ceil(low):
-        values = range(ceil(low), floor(high) + 1)
-    else:
-        values = [low + (high - low) * step / (TICKS - 1) for step in range(TICKS)]
+    decades = range(ceil(low), floor(high) + 1) if logarithmic else ()
+    values: Sequence[float] = decades if len(decades) > 1 else _round_values(low, high)
     parts = []
     for value in values:
         x, y = axes.at(axes.x[0], value)
@@ -111,12 +114,16 @@ def _y_ticks(axes: Axes, logarithmic: bool) -> str:
 
 
 def _x_ticks(axes: Axes) -> str:
-    low, high = axes.x
-    parts = []
-    for step in range(TICKS):
-        x, y = axes.at(low + (high - low) * step / (TICKS - 1), axes.y[0])
-        parts.append(_text(x, y + 16, f"{low + (high - low) * step / (TICKS - 1):.4g}", "middle"))
-    return "".join(parts)
+    at = ((value, *axes.at(value, axes.y[0])) for value in _round_values(*axes.x))
+    return "".join(_text(x, y + 16, f"{value:.4g}", "middle") for value, x, y in at)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """About TICKS multiples of 1, 2 or 5 times a power of ten within a range."""
+    rough = (high - low) / TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return [multiple * step for multiple in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def _frame(title: str, x_label: str, y_label: str) -> str:
@@ -134,11 +141,13 @@ def _frame(title: str, x_label: str, y_label: str) -> str:
 
 
 def _legend(names: Sequence[str]) -> str:
-    parts, x = [], float(LEFT)
-    for index, name in enumerate(names):
-        parts.append(f'<rect x="{x}" y="{HEIGHT - 20}" width="10" height="10" fill="{COLOURS[index % len(COLOURS)]}"/>')
-        parts.append(_text(x + 15, HEIGHT - 11, name, "start"))
-        x += 30 + 6.6 * len(name)
+    """On the right of the title."""
+    widths = [28 + CHARACTER * len(name) for name in names]
+    parts, x = [], WIDTH - RIGHT - sum(widths)
+    for index, (name, width) in enumerate(zip(names, widths, strict=True)):
+        parts.append(f'<rect x="{x:.1f}" y="9" width="10" height="10" fill="{COLOURS[index % len(COLOURS)]}"/>')
+        parts.append(_text(round(x + 15, 1), 18, name, "start"))
+        x += width
     return "".join(parts)
 
 
