@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from tests.caches import new_cache
 from tests.checkpoints import write_checkpoint
+from vllm_neuron import envs
+from vllm_neuron.accuracy.prompts import PROMPTS
 from vllm_neuron.cli.main import app
 
 # The platform is chosen at the first import of vLLM in a process.
@@ -19,7 +21,7 @@ with pytest.MonkeyPatch.context() as patch:
 
     assert vllm.platforms.current_platform.is_out_of_tree()
 
-PLANTED = 1
+PLANTED, LAYERS = 1, ["layer 0", "layer 1", "layer 2"]
 FLAGS = ("--dtype", "bfloat16", "--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "32")
 BUCKETS = '{"neuron_config": {"num_batched_tokens_buckets": [16, 32], "on_device_sampling_config": {}}}'
 
@@ -60,19 +62,24 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, command, catch_exceptions=False)
 
 
-def test_real_graphs_pass_and_a_planted_error_is_placed(sound: Path, planted: Path) -> None:
-    """Prompts longer than a step, in a configuration that samples in the graphs."""
+@pytest.mark.parametrize("backend", envs.BACKENDS)
+def test_real_graphs_pass_on_either_route(sound: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a step, more prompts than a batch, in a configuration that samples in the graphs."""
+    monkeypatch.setenv("VLLM_NEURON_BACKEND", backend)
     result = run(sound, "--tokens", 12, "--json")
     assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)["model"]
-    assert document["passed"] and document["dtype"] == "bfloat16" and document["truth_dtype"] == "float32"
-    assert [stage["stage"] for stage in document["stages"]][:2] == ["embedding", "layer 0"]
-    assert document["errors"]["rms"] < 2 * document["noise"]["rms"]
+    found = json.loads(result.stdout)["model"]
+    assert found["passed"] and (found["dtype"], found["truth_dtype"]) == ("bfloat16", "float32")
+    assert [stage["stage"] for stage in found["stages"]] == ["embedding", *LAYERS, "final norm", "logits"]
+    assert found["positions"] == len(found["error_by_position"]) + sum(len(text) + 12 for text in PROMPTS[1:])
+    assert found["errors"]["rms"] < 2 * found["noise"]["rms"]
 
+
+def test_real_planted_error_is_placed(sound: Path, planted: Path) -> None:
     result = run(planted, "--tokens", 12, "--against", sound, "--json")
     assert result.exit_code == 3, result.output
     place = json.loads(result.stdout)["model"]["layer"]
-    assert place["excess"]["stage"] == f"layer {PLANTED}" and (place["prompt"], place["position"]) == (0, 1)
+    assert place["excess"]["stage"] == LAYERS[PLANTED] and (place["prompt"], place["position"]) == (0, 1)
 
 
 def test_real_faults_are_named_before_anything_runs(sound: Path, tmp_path: Path) -> None:
