@@ -107,7 +107,8 @@ def task_scores(ours: dict[str, Any], reference: dict[str, Any]) -> list[TaskSco
                 continue
             name, _, rest = metric.partition(",")
             errors = (_number(side[task].get(f"{name}_stderr,{rest}")) for side in (ours, reference))
-            scores.append(TaskScore(task, metric, *map(float, values), sum(error**2 for error in errors) ** 0.5))
+            deviation = sum(error**2 for error in errors) ** 0.5
+            scores.append(TaskScore(task, metric, float(values[0]), float(values[1]), deviation))
     return scores
 
 
