@@ -18,7 +18,8 @@ CHUNKS = {32, 6, 8, 18, 20}
 
 
 def test_every_position_has_the_logits_of_the_whole_sequence_and_layers_add_up() -> None:
-    model, resolved, route = tiny_model(), config(), StandInRoute()
+    model, route = tiny_model(), StandInRoute()
+    resolved = config(num_batched_tokens_buckets=(32,), decode_context_length_buckets=(256,))
     graphs = graphs_for_validation(resolved, CHUNKS, {2})
     weights = random_weights(model)
     cache = CompileCache(CacheFolders(), route.name)
@@ -29,8 +30,8 @@ def test_every_position_has_the_logits_of_the_whole_sequence_and_layers_add_up()
     layers, logits = forced.layers(), forced.logits(PROMPTS)
     assert executor.statistics.compiles_after_warmup == 0
     # 38 and 8 tokens of prompts, and 12 steps of both requests.
-    assert executor.statistics.live_rows["prefill_t32_ctx256"] == 32
-    assert executor.statistics.live_rows["decode_b2_ctx128"] == 24
+    assert executor.statistics.live_rows["prefill_t32_ctx256"] == 46
+    assert executor.statistics.live_rows["decode_b2_ctx256"] == 24
     for sequence, ours, one in zip(SEQUENCES, logits, layers, strict=True):
         expected = dense_logits(model, sequence)
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
