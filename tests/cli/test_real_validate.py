@@ -23,7 +23,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 PLANTED, LAYERS = 1, ["layer 0", "layer 1", "layer 2"]
 FLAGS = ("--dtype", "bfloat16", "--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "32")
-BUCKETS = '{"neuron_config": {"num_batched_tokens_buckets": [16, 32], "on_device_sampling_config": {}}}'
+BUCKETS = '{"neuron_config": {"num_batched_tokens_buckets": [32], "on_device_sampling_config": {}}}'
 
 
 @pytest.fixture(scope="module")
