@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vllm_neuron.accuracy.servers import ServerError
+from vllm_neuron.cli.documents import to_json
 from vllm_neuron.cli.errors import CommandError
 from vllm_neuron.cli.tables import new_table
 from vllm_neuron.comparison.compare import Comparison, Measured, Spread, Thresholds, compare, run_rounds
@@ -119,27 +120,15 @@ def as_json(found: Comparison) -> str:
         ],
         "accuracy": found.accuracy,
     }
-    return json.dumps(_without_nan(document), indent=2)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and isnan(value) else value
+    return to_json(document)
 
 
 def _figure_rows(found: Comparison) -> list[list[str]]:
     rows = []
     for name in found.figures:
-        spreads = found.baseline.spread(name), found.candidate.spread(name)
-        ratio = (
-            spreads[1].median / spreads[0].median
-            if all(spreads) and spreads[0] and spreads[0].median and spreads[1]
-            else None
-        )
-        rows.append([name, *map(_spread, spreads), "-" if ratio is None else f"{ratio:.2f}"])
+        before, after = found.baseline.spread(name), found.candidate.spread(name)
+        ratio = f"{after.median / before.median:.2f}" if before and after and before.median else "-"
+        rows.append([name, _spread(before), _spread(after), ratio])
     return rows
 
 

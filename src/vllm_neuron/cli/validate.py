@@ -1,6 +1,5 @@
 """`vllm-neuron validate`: a model on its graphs against transformers, or one running server against another."""
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from vllm_neuron.accuracy.prompts import PROMPTS
 from vllm_neuron.accuracy.reference import TRUTH, ReferenceModelError
 from vllm_neuron.accuracy.servers import OpenAIServer, ServerError, continue_greedily, scores_of_both
 from vllm_neuron.accuracy.validation import Place, Validation, dtype_name, judge, reference_runs
+from vllm_neuron.cli.documents import to_json
 from vllm_neuron.cli.errors import CommandError
 from vllm_neuron.cli.tables import new_table
 from vllm_neuron.comparison.server import MODEL_NAME, ServerFailedError, serving
@@ -214,7 +214,7 @@ def as_json(outcome: Outcome) -> str:
     if document["model"] is not None:
         document["model"]["passed"] = outcome.model is not None and outcome.model.passed
     document["tasks"] = [asdict(task) | {"agrees": task.agrees} for task in outcome.tasks]
-    return json.dumps(document, indent=2)
+    return to_json(document)
 
 
 def show(outcome: Outcome, console: Console) -> None:
