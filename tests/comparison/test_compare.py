@@ -92,6 +92,15 @@ def test_failed_validation_fails_the_comparison() -> None:
     assert found.failures == ("b: vllm-neuron validate found more error than rounding explains",)
 
 
+def test_a_side_without_numbers_is_shown_as_such() -> None:
+    errors = dict.fromkeys(("rms", "p99", "max", "top1", "topk", "kl_mean"))
+    model = {"dtype": "float32", "errors": errors, "noise": errors, "error_by_position": [None, 0.1]}
+    outcome = {"passed": False, "model": model | {"noise_by_position": [1e-6, 1e-6]}}
+    found = compare(measured("a"), measured("b"), [outcome, outcome], Thresholds())
+    report = command.as_html(found, "org/model")
+    assert "Logit error by position" in report and "<td>a</td>" in report
+
+
 def test_answers_that_change_between_rounds_are_told() -> None:
     found = compared(measured("b", one_round(), one_round(OTHER)))
     assert found.steady == (True, False)

@@ -169,8 +169,9 @@ def _accuracy_rows(found: Comparison) -> list[list[str]]:
     for side, outcome in zip((found.baseline, found.candidate), found.accuracy, strict=False):
         model = outcome["model"]
         for who, errors in ((side.side.name, model["errors"]), (f"transformers, {model['dtype']}", model["noise"])):
-            numbers = (f"{errors[name]:.4g}" for name in ("rms", "p99", "max", "top1", "topk", "kl_mean"))
-            rows.append([who, *numbers])
+            values = (errors[name] for name in ("rms", "p99", "max", "top1", "topk", "kl_mean"))
+            # What was no number is null.
+            rows.append([who, *("-" if value is None else f"{value:.4g}" for value in values)])
     return rows
 
 
@@ -272,6 +273,10 @@ def _error_chart(found: Comparison) -> str:
     series = {}
     for side, outcome in zip((found.baseline, found.candidate), found.accuracy, strict=False):
         model = outcome["model"]
-        series[side.side.name] = list(enumerate(model["error_by_position"]))
-        series[f"transformers, {model['dtype']}"] = list(enumerate(model["noise_by_position"]))
+        series[side.side.name] = _known(model["error_by_position"])
+        series[f"transformers, {model['dtype']}"] = _known(model["noise_by_position"])
     return line_chart("Relative RMS error of logits", "position", "error", series, logarithmic=True)
+
+
+def _known(values: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(position, value) for position, value in enumerate(values) if value is not None]
