@@ -26,8 +26,8 @@ TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"envs", "plugin"},
     "cli": {
-        *("", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "models", "rollout", "weights"),
-        *("accuracy", "advisor", "comparison", "reporting"),
+        *("", "envs", "config", "engine", "compilation", "routes", "plugin", "kernels", "migration", "rollout"),
+        *("accuracy", "advisor", "comparison", "models", "reporting", "weights"),
     },
     "plugin": {"", "envs", "config", "engine", "models", "sampling", "kv_cache", "compilation", "weights", "routes"},
     "engine": {"envs", "config", "models", "sampling", "kv_cache", "compilation", "weights", "nn", "kernels", "routes"},

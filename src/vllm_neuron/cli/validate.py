@@ -147,6 +147,8 @@ def _validate_model(target: str, flags: Sequence[str], against: str, choices: Ch
         raise CommandError(
             f"--dtype {dtype_name(offline.dtype)}: only {', '.join(map(dtype_name, TRUTH))} are compared."
         )
+    if choices.layers and offline.model.residual_stream is None:
+        raise CommandError(f"{offline.model.architecture} has no residual_stream to look at. Add --no-layers.")
     tokenizer = AutoTokenizer.from_pretrained(offline.tokenizer)
     prompts = [tokenizer(text).input_ids for text in choices.prompts]
     offline.check(max(map(len, prompts)) + choices.tokens)

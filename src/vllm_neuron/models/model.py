@@ -12,6 +12,7 @@ import torch
 
 from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec
+from vllm_neuron.models.errors import UnsupportedModelError
 from vllm_neuron.weights.table import Weights, WeightTable
 
 
@@ -92,9 +93,9 @@ class Model:
             graph holds a literal.
         kv_layers: one entry per attention layer.
         forward: (weights, kv_cache, inputs) -> (hidden [T, H] after the final norm, new kv_cache).
-        residual_stream: the same, with the residual [T, H] before the first layer and after each between the two; no
-            graph that serves returns it.
         logits: (weights, hidden [R, H]) -> [R, V] float32.
+        residual_stream: `forward`, with the residual [T, H] before the first layer and after each between its two
+            results; no graph that serves returns it. None: the model's layers cannot be validated one by one.
     """
 
     architecture: str
@@ -104,8 +105,10 @@ class Model:
     constants: Mapping[str, torch.Tensor]
     kv_layers: tuple[KVLayerSpec, ...]
     forward: Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, KVCache]]
-    residual_stream: Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, tuple[torch.Tensor, ...], KVCache]]
     logits: Callable[[Weights, torch.Tensor], torch.Tensor]
+    residual_stream: (
+        Callable[[Weights, KVCache, StepInputs], tuple[torch.Tensor, tuple[torch.Tensor, ...], KVCache]] | None
+    ) = None
 
     def step(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[StepOutputs, KVCache]:
         """The function every prefill and decode graph is made of."""
@@ -113,7 +116,13 @@ class Model:
         return StepOutputs(self.logits(weights, hidden[inputs.logits_rows]), hidden), kv_cache
 
     def layers(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[LayerOutputs, KVCache]:
-        """The function that graphs for validation are made of."""
+        """The function that graphs for validation are made of.
+
+        Raises:
+            UnsupportedModelError: the model does not tell what its layers leave.
+        """
+        if self.residual_stream is None:
+            raise UnsupportedModelError(f"{self.architecture} has no residual_stream, so its layers cannot be seen")
         hidden, residuals, kv_cache = self.residual_stream(weights, kv_cache, inputs)
         return LayerOutputs(residuals, hidden, self.logits(weights, hidden)), kv_cache
 
