@@ -1,10 +1,13 @@
 """A stock OpenAI client against `vllm serve`."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.server import openai_mix
 from tests.server.harness import MODEL_NAME, Server, serving
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -12,8 +15,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def demo(backend: str, demo_model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    args = ("--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "128")
-    args += ("--num-gpu-blocks-override", "64")
+    args = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "2", "--max-num-batched-tokens", "128")
+    args += ("--num-gpu-blocks-override", "64", *openai_mix.TOOL_ARGS)
     config = {"neuron_config": {"num_seqs_buckets": [2]}}
     with serving(demo_model, backend, tmp_path_factory.mktemp("demo"), cache, args, config) as running:
         yield running
@@ -51,6 +54,30 @@ def test_server_real_model_answers_two_at_once_as_it_answers_each(demo: Server) 
     alone = [demo.client.completions.create(prompt=text, **arguments).choices[0].text for text in texts]
     together = demo.client.completions.create(prompt=texts, **arguments)
     assert [choice.text for choice in together.choices] == alone
+
+
+@pytest.mark.parametrize("name", openai_mix.REQUESTS)
+def test_server_real_model_answers_as_vllms_cpu_backend(demo: Server, name: str) -> None:
+    """The answers on record are those of vLLM's own CPU backend to the same client, in float32."""
+    want = json.loads(openai_mix.ANSWERS.read_text())[name]
+    got = json.loads(json.dumps(openai_mix.REQUESTS[name](demo.client, MODEL_NAME)))
+    assert _without_floats(got) == _without_floats(want)
+    assert _floats(got) == pytest.approx(_floats(want), abs=2e-3)
+
+
+def _without_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_floats(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_without_floats(part) for part in value]
+    return "a number" if isinstance(value, float) else value
+
+
+def _floats(value: Any) -> list[float]:
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [number for part in parts for number in _floats(part)]
+    return [value] if isinstance(value, float) else []
 
 
 def test_server_lists_its_model(server: Server) -> None:

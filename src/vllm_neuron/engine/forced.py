@@ -59,8 +59,8 @@ class ForcedRun:
         for index, sequence in enumerate(self._sequences):
             parts = []
             for chunk in self._chunks(len(sequence)):
-                residuals, hidden, logits = self._executor.run_layers(self._row(index, *chunk))
-                parts.append((*(r.clone() for r in residuals), hidden.clone(), logits.clone()))
+                outputs = self._executor.run_layers(self._row(index, *chunk))
+                parts.append([tensor.clone() for tensor in (*outputs.residuals, outputs.hidden, outputs.logits)])
             *residuals, hidden, logits = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
             found.append(LayerOutputs(tuple(residuals), hidden, logits))
         return found

@@ -93,7 +93,7 @@ class OfflineModel:
             raise CompileFaultsError([str(error)]) from error
         needed = max(sum(blocks_for(lengths.whole, config.block_size) for lengths in batch) for batch in batches)
         weights = load_model_weights(self.vllm_config, self.model)
-        executor = GraphExecutor(self.model, config, route, cache, weights, self.dtype, graphs)
+        executor = GraphExecutor(self.model, config, route, cache, weights, self.dtype, graphs=graphs)
         del weights
         try:
             # Block 0 is the null block.
