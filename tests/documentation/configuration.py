@@ -120,8 +120,8 @@ def _type_words(annotation: Any) -> Iterator[str]:
 
 
 def variable_table() -> str:
-    """Every environment variable: type, default, meaning, and whether this release has it."""
-    return table(("Variable", "Type", "Default", "Meaning", "State"), _variable_rows())
+    """Every environment variable: type, default and meaning."""
+    return table(("Variable", "Type", "Default", "Meaning"), _variable_rows())
 
 
 def _variable_rows() -> Iterator[tuple[str, ...]]:
@@ -132,7 +132,6 @@ def _variable_rows() -> Iterator[tuple[str, ...]]:
             f"`{variable.type}`",
             _default(variable),
             variable.meaning,
-            "works" if variable.supported else f"not yet: {variable.capability}",
         )
 
 

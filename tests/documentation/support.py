@@ -141,10 +141,31 @@ WORKS = (
         state="up to the compiler",
     ),
     Works(
-        "NKI kernels",
-        "against their torch twins; no graph calls them yet",
-        ("tests/kernels",),
+        "NKI kernels in graphs: attention, norms, rope, KV write, top_k, argmax",
+        "against their torch twins; a tiny model's tokens with NKI_SIMULATOR=1",
+        ("tests/kernels", "tests/routes/test_nki.py", "tests/serving/test_real_nki_simulator.py"),
         state="in the simulator",
+    ),
+    Works(
+        "FP8 KV cache",
+        "logits of SmolLM2 against bf16; equal bytes on both routes",
+        ("tests/routes/test_fp8_cache.py", "tests/models/test_real_fp8_smollm2.py"),
+    ),
+    Works(
+        "KV budget, advice on HBM failures",
+        "hand-calculated tables for both policies; injected failures",
+        ("tests/engine/test_budget.py", "tests/engine/test_hbm.py"),
+        of_a_route=False,
+    ),
+    Works(
+        "metrics, Grafana dashboard",
+        "a server of three processes, by hand-counted requests; each query against its scrape",
+        ("tests/server/test_server_metrics.py", "tests/plugin/test_metrics.py"),
+    ),
+    Works(
+        "`vllm-neuron compare`, `validate`, `advise`",
+        "planted errors are found and placed; lists against every list there is; stand-in servers",
+        ("tests/accuracy", "tests/comparison", "tests/advisor", "tests/cli/test_real_validate.py"),
         of_a_route=False,
     ),
     Works(
@@ -164,7 +185,6 @@ WORKS = (
 )
 
 NOT_YET = (
-    NotYet("FP8 KV cache", settings={"kv_cache_dtype": "fp8"}),
     NotYet("weight quantization", {"neuron_config": {"quantized": True, "quantization_dtype": "int8"}}),
     NotYet("MXFP weights", {"neuron_config": {"quantization": "mxfp4"}}),
     NotYet("speculative decoding (EAGLE3)", settings={"speculative_method": "eagle3"}),

@@ -11,7 +11,7 @@ SECTIONS = (
     ("request-exceeds-largest-bucket", "engine/graphs.py"),
     ("compilation-during-inference", "engine/executor.py"),
     ("only-support-greedy-sampling", "plugin/admission.py"),
-    ("hbm-allocation-errors-during-load-or-compilation", "plugin/hbm.py"),
+    ("hbm-allocation-errors-during-load-or-compilation", "engine/hbm.py"),
     ("kv-cache-budget-below-minimum-threshold", "kv_cache/budget.py"),
     ("async-scheduling-not-engaging", "config/capabilities.py"),
     ("out-of-memory-at-startup", ""),

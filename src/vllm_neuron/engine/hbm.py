@@ -9,6 +9,7 @@ from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.kv_cache.budget import CAP_VARIABLE, HEADROOM_VARIABLE
 
 HEADROOM_STEP_GIB = 1
+GUIDE = "docs/troubleshooting.md#hbm-allocation-errors-during-load-or-compilation"
 
 
 class HBMAllocationError(RuntimeError):
@@ -30,7 +31,7 @@ def hbm_failures_explained(config: ResolvedConfig) -> Iterator[None]:
         signature = _signature(error)
         if signature is None:
             raise
-        raise HBMAllocationError(f"{error}\n{advice(signature, config)}") from error
+        raise HBMAllocationError(f"{error}\n{advice(signature, config)} See {GUIDE}.") from error
 
 
 def advice(signature: str, config: ResolvedConfig) -> str:

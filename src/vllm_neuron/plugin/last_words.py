@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from vllm_neuron.plugin.hbm import advice
-
 logger = logging.getLogger(__name__)
 
 _FILE = "_NEURON_LAST_WORDS"
@@ -54,11 +52,8 @@ def leaving_last_words(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            hint = advice(error)
-            if hint:
-                error.add_note(hint)
             if multiprocessing.parent_process() is not None and _FILE in os.environ:
-                _leave(" ".join([f"{type(error).__name__}: {error}", *([hint] if hint else [])]))
+                _leave(f"{type(error).__name__}: {error}")
             raise
 
     return wrapped
