@@ -284,7 +284,8 @@ def test_an_hbm_failure_of_the_compiler_is_explained(monkeypatch: pytest.MonkeyP
     def fail(*arguments: Any) -> None:
         raise CompilerError("neuronx-cc failed with exit code 70 on graph decode_b1\n[NCC_EOOM002] too large")
 
-    compiler = SimpleNamespace(config=config(cpu_mode=False, kv_headroom_gib=4.0), compile=fail)
+    settings = config(cpu_mode=False, kv_headroom_gib=4.0)
+    compiler = SimpleNamespace(config=settings, compile=fail, is_cached=lambda graph: False)
     monkeypatch.setattr(command, "prepare", lambda *arguments: SimpleNamespace(compiler=compiler))
     with pytest.raises(CommandError) as caught:
         command.run((), None, None)

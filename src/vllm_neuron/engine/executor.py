@@ -108,6 +108,7 @@ class GraphExecutor:
         cache: CompileCache,
         weights: Weights,
         dtype: torch.dtype,
+        *,
         on_step: Callable[[GraphSpec, int], None] | None = None,
         graphs: Sequence[GraphSpec] | None = None,
     ) -> None:
