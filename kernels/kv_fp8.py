@@ -77,7 +77,7 @@ def kv_quantize_kernel(x, factor, limit):
 def kv_dequantize_kernel(values, factor, dtype):
     """Bytes [R, D] of float8_e4m3 times factor [1]."""
     out = nl.ndarray(values.shape, dtype, buffer=nl.shared_hbm)
-    _over_rows(values, out, _everywhere(factor), None)
+    _over_rows(values, out, _everywhere(factor), ())
     return out
 
 
@@ -91,7 +91,7 @@ def _everywhere(value):
 def _over_rows(source, out, factor, clamp):
     """All rows [R, D]: as many as possible in equal parts for 128 partitions, the rest with a row per partition.
 
-    Rows are quantized if there are two columns to `clamp` them between.
+    Rows are quantized if there are two columns to `clamp` them between, and dequantized if there are none.
     """
     dim = source.shape[1]
     first, count = share(source.shape[0])
@@ -114,7 +114,7 @@ def _tile(source, out, factor, clamp, pattern, offset):
     lanes, columns = pattern[0][1], pattern[1][1]
     tile = nl.ndarray((lanes, columns), source.dtype)
     nisa.dma_copy(dst=tile, src=source.ap(pattern=pattern, offset=offset))
-    if clamp is not None:
+    if len(clamp) > 0:
         lowest, highest = clamp
         scaled = nl.ndarray((lanes, columns), nl.float32)
         nisa.activation(dst=scaled, op=nl.copy, data=tile, scale=factor[0:lanes])

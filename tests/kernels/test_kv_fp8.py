@@ -63,7 +63,7 @@ def test_cpp_attention_is_the_twins(dtype: torch.dtype, rows: int, requests: int
     q = random(rows * requests, HEADS, dim, seed=6).to(dtype)
     table = torch.stack([torch.randperm(NUM_BLOCKS)[:10] for _ in range(requests)]).int()
     positions = torch.arange(30, 70).int() if requests == 1 else torch.tensor([5, 79, 40, 0]).int()
-    call = (q, *caches, table, positions, dim**-0.5, window, scales())
+    call = (q, *caches, table, positions, dim**-0.5, window, None, scales())
     wanted, got = paged_attention_torch.paged_attention(*call).float(), ops.paged_attention(*call).float()
     tolerance = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     assert got.isfinite().all() and (got - wanted).abs().max() <= tolerance * wanted.abs().max()
@@ -80,7 +80,8 @@ def test_cpp_reads_every_number(rows: int) -> None:
     unscaled = KVScales(torch.ones(2), torch.ones(2), torch.tensor([448.0]))
     positions = torch.arange(max(rows, 16)).clamp(max=15).int()
     table = torch.zeros(16 if rows == 1 else 1, 1, dtype=torch.int32)
-    got = ops.paged_attention(torch.zeros(len(positions), 1, 16), *caches, table, positions, 1.0, 1, unscaled)
+    q = torch.zeros(len(positions), 1, 16)
+    got = ops.paged_attention(q, *caches, table, positions, 1.0, 1, scales=unscaled)
     torch.testing.assert_close(got[:16, 0], everything.float().view(16, 16), rtol=0, atol=0, equal_nan=True)
 
 

@@ -114,7 +114,9 @@ def test_missing_scales_are_one_and_said_so(caplog: pytest.LogCaptureFixture) ->
         weights = load_model_weights(config, served_model(config))
         logging.getLogger("vllm_neuron").removeHandler(caplog.handler)
     assert weights["layers.0.kv_quantize"].tolist() == [1.0, 1.0]
-    assert sum("no scales" in message and "calibrate-kv" in message for message in caplog.messages) == 1
+    # The handler may also get it by propagation.
+    (told,) = {message for message in caplog.messages if "no scales" in message}
+    assert "calibrate-kv" in told
 
 
 def test_on_trainium_2_the_limit_is_240_and_scales_are_stretched(trn2: None, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def a_worker(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> NeuronWorker:
     worker._executor = SimpleNamespace(allocate_kv_cache=fail, warm_up=fail)
     for name in ("open_cache", "load_model_weights", "model_dtype", "require_groups"):
         monkeypatch.setattr(module, name, lambda *arguments: None)
-    monkeypatch.setattr(module, "GraphExecutor", fail)
+    monkeypatch.setattr(module, "GraphExecutor", lambda *arguments, **options: fail())
+    monkeypatch.setattr(NeuronWorker, "_new_metrics", lambda self: SimpleNamespace(step=None))
     return worker
 
 

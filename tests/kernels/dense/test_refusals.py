@@ -37,7 +37,7 @@ LEGAL: dict[Callable[..., Any], dict[str, Any]] = {
     top_k: {"logits": z(2, 64), "k": 4},
     argmax: {"logits": z(2, 64)},
     kv_quantize: {"x": z(2, 1, 8), "factor": z(1), "limit": z(1)},
-    kv_dequantize: {"values": z(2, 1, 8, dtype=torch.float8_e4m3fn), "scale": z(1), "dtype": torch.float32},
+    kv_dequantize: {"values": z(2, 1, 8, dtype=torch.float8_e4m3fn), "factor": z(1), "dtype": torch.float32},
 }  # fmt: skip
 ILLEGAL: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     *((kernel, {"lnc": 3}, "lnc must be 1 or 2, not 3") for kernel in LEGAL),
