@@ -1,3 +1,4 @@
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +33,10 @@ def server(backend: str, tiny: Path, cache: Path, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("server")
     with serving(tiny, backend, folder, cache, env={UNKNOWN_VARIABLE: "x"}) as running:
         yield running
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A new folder; below it there is room for the names of vLLM's sockets, which may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="served-") as folder:
+        yield Path(folder)

@@ -130,8 +130,8 @@ def test_server_whose_worker_is_killed_ends_and_leaves_nothing(server: Server, f
     assert list(folder.glob(f"{PREFIX}*")) == []
 
 
-def test_server_told_to_stop_in_warm_up_stops(tiny: Path, tmp_path: Path) -> None:
-    server = launch(tiny, "neuron_native", tmp_path, new_cache(tmp_path / "cache"), env={"TMPDIR": str(tmp_path)})
+def test_server_told_to_stop_in_warm_up_stops(tiny: Path, tmp_path: Path, short_path: Path) -> None:
+    server = launch(tiny, "neuron_native", tmp_path, new_cache(tmp_path / "cache"), env={"TMPDIR": str(short_path)})
     try:
         server.wait_for_log("Graph 1 of ")
         server.process.send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_server_told_to_stop_in_warm_up_stops(tiny: Path, tmp_path: Path) -> Non
         assert "Application startup complete" not in server.text()
     finally:
         server.kill_all()
-    assert list(tmp_path.glob(f"{PREFIX}*")) == []
+    assert list(short_path.glob(f"{PREFIX}*")) == []
 
 
 def test_server_refuses_a_port_that_another_listens_on(tiny: Path, cache: Path, tmp_path: Path) -> None:

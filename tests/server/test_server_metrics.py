@@ -184,13 +184,13 @@ def test_server_leaves_no_folder_of_metrics(server: Server, folder: Path, after:
     assert list(folder.glob(f"{FOLDER}*")) == []
 
 
-def test_real_program_that_imports_prometheus_client_first(tiny: Path, cache: Path, tmp_path: Path) -> None:
+def test_real_program_that_imports_prometheus_client_first(tiny: Path, cache: Path, short_path: Path) -> None:
     """The document's own example, with a tiny model."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / "metrics.md").read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "demo").symlink_to(tiny)
-    env = clean_environment() | {"VLLM_NEURON_CPU_MODE": "1", "VLLM_CACHE_ROOT": str(cache), "TMPDIR": str(tmp_path)}
+    (short_path / "demo").symlink_to(tiny)
+    env = clean_environment() | {"VLLM_NEURON_CPU_MODE": "1", "VLLM_CACHE_ROOT": str(cache), "TMPDIR": str(short_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", program], cwd=short_path, env=env, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
@@ -198,4 +198,4 @@ def test_real_program_that_imports_prometheus_client_first(tiny: Path, cache: Pa
         assert any(line.startswith(OURS + metric.name) for line in lines), metric
     assert any(re.match(r"vllm_neuron:neff_execution_count_total\{.*prefill.* 1\.0$", line) for line in lines)
     assert any(re.match(r"vllm:prompt_tokens_total\{.* [1-9]", line) for line in lines)
-    assert list(tmp_path.glob(f"{FOLDER}*")) == []
+    assert list(short_path.glob(f"{FOLDER}*")) == []
