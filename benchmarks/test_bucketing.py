@@ -10,18 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_native_step import CONTEXT, SIZES, step_inputs
-from torch.utils import _pytree as pytree
+from test_native_step import compiled_step, step_inputs
 
 from vllm_neuron.advisor.partition import best_partitions
-from vllm_neuron.kernels.dispatch import KernelSet, using
-from vllm_neuron.kv_cache.layout import layer_shapes
 from vllm_neuron.models.model import StepInputs
-from vllm_neuron.models.registry import build_model
-from vllm_neuron.routes.native import NativeRoute
-from vllm_neuron.routes.route import CPU
-
-BLOCK_SIZE = 32
 
 
 def decode_inputs(live: int, bucket: int) -> StepInputs:
@@ -41,17 +33,8 @@ CASES |= {f"decode of 3 in {b}": (lambda b=b: decode_inputs(3, b)) for b in (3, 
 @pytest.mark.parametrize("name", CASES)
 def test_step_in_a_bucket(benchmark: Any, name: str) -> None:
     torch.manual_seed(0)
-    route, model, dtype = NativeRoute(CPU), build_model(SIZES), torch.bfloat16
-    weights = {name: (torch.randn(spec.shape) * 0.05).to(dtype) for name, spec in model.weight_table.items()}
-    weights |= model.constants
-    inputs = CASES[name]()
-    shapes = layer_shapes(model.kv_layers, 1 + 8 * CONTEXT // BLOCK_SIZE, BLOCK_SIZE)
-    cache = [(torch.empty(s, dtype=dtype, device="meta"), torch.empty(s, dtype=dtype, device="meta")) for s in shapes]
-    with using(KernelSet.CPU):
-        meta = [pytree.tree_map(lambda t: torch.empty_like(t, device="meta"), tree) for tree in (weights, inputs)]
-        executable = route.trace("step", model.step, meta[0], cache, meta[1]).lower().compile()
-    placed, held = route.place_weights(weights), route.allocate_kv_cache(shapes, dtype)
-    benchmark.pedantic(executable, args=(placed, held, inputs), rounds=8, warmup_rounds=2)
+    executable, arguments = compiled_step(CASES[name](), requests=8)
+    benchmark.pedantic(executable, args=arguments, rounds=8, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("distinct", [64, 512])

@@ -54,13 +54,8 @@ def step_inputs(requests: int, rows: int, live: int, start: int) -> StepInputs:
     )
 
 
-@pytest.mark.parametrize(
-    ("requests", "rows", "live", "start"),
-    [(1, 1, 1, 200), (8, 1, 1, 200), (1, 1024, 900, 0)],
-    ids=["decode-1", "decode-8", "prefill-900"],
-)
-def test_step(benchmark: Any, requests: int, rows: int, live: int, start: int) -> None:
-    torch.manual_seed(0)
+def compiled_step(inputs: StepInputs, requests: int) -> tuple[Any, tuple[Any, ...]]:
+    """The step for inputs of up to `requests` requests with random weights, compiled, and what to call it with."""
     route, model, dtype = NativeRoute(CPU), build_model(SIZES), torch.bfloat16
     weights: dict[str, torch.Tensor] = {
         name: (torch.randn(spec.shape) * 0.05).to(dtype) for name, spec in model.weight_table.items()
@@ -68,10 +63,18 @@ def test_step(benchmark: Any, requests: int, rows: int, live: int, start: int) -
     weights |= model.constants
     shapes = layer_shapes(model.kv_layers, 1 + requests * CONTEXT // BLOCK_SIZE, BLOCK_SIZE)
     cache = [(torch.empty(s, dtype=dtype, device="meta"), torch.empty(s, dtype=dtype, device="meta")) for s in shapes]
-    inputs = step_inputs(requests, rows, live, start)
     with using(KernelSet.CPU):
         meta = [pytree.tree_map(lambda t: torch.empty_like(t, device="meta"), tree) for tree in (weights, inputs)]
         executable = route.trace("step", model.step, meta[0], cache, meta[1]).lower().compile()
-    placed, held = route.place_weights(weights), route.allocate_kv_cache(shapes, dtype)
-    rounds = 4 if rows > 1 else 100
-    benchmark.pedantic(executable, args=(placed, held, inputs), rounds=rounds, warmup_rounds=2)
+    return executable, (route.place_weights(weights), route.allocate_kv_cache(shapes, dtype), inputs)
+
+
+@pytest.mark.parametrize(
+    ("requests", "rows", "live", "start"),
+    [(1, 1, 1, 200), (8, 1, 1, 200), (1, 1024, 900, 0)],
+    ids=["decode-1", "decode-8", "prefill-900"],
+)
+def test_step(benchmark: Any, requests: int, rows: int, live: int, start: int) -> None:
+    torch.manual_seed(0)
+    executable, arguments = compiled_step(step_inputs(requests, rows, live, start), requests)
+    benchmark.pedantic(executable, args=arguments, rounds=4 if rows > 1 else 100, warmup_rounds=2)
