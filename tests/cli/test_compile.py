@@ -285,7 +285,7 @@ def test_an_hbm_failure_of_the_compiler_is_explained(monkeypatch: pytest.MonkeyP
         raise CompilerError("neuronx-cc failed with exit code 70 on graph decode_b1\n[NCC_EOOM002] too large")
 
     settings = config(cpu_mode=False, kv_headroom_gib=4.0)
-    compiler = SimpleNamespace(config=settings, compile=fail, is_cached=lambda graph: False)
+    compiler = SimpleNamespace(config=settings, compile=fail, load=lambda graph: None)
     monkeypatch.setattr(command, "prepare", lambda *arguments: SimpleNamespace(compiler=compiler))
     with pytest.raises(CommandError) as caught:
         command.run((), None, None)

@@ -172,8 +172,8 @@ def _loading(
     """
     pool = ThreadPoolExecutor(LOADING_THREADS, "load-graphs")
     try:
-        loading = {graph: pool.submit(compiler.load, graph) for graph in graphs if compiler.is_cached(graph)}
-        yield lambda graph: loading[graph].result() if graph in loading else None
+        loading = {graph: pool.submit(compiler.load, graph) for graph in graphs}
+        yield lambda graph: loading[graph].result()
     finally:
         pool.shutdown(cancel_futures=True)
 
