@@ -68,7 +68,7 @@ class KernelSet(Enum):
     TORCH = "torch"
     """The torch twins: every route can lower them."""
     CPU = "cpu"
-    """C++ kernels for the native route in CPU mode."""
+    """C++ kernels for CPU mode."""
     NKI = "nki"
     """NKI kernels, on Neuron devices or in the simulator."""
 
@@ -78,7 +78,8 @@ COVERED: Mapping[KernelSet, frozenset[str]] = {
     KernelSet.CPU: frozenset(OPS) - {"rope_tables"},
     KernelSet.NKI: frozenset(op for op in OPS if hasattr(NkiOps, op)),
 }
-"""The ops of each set, known without building or importing any."""
+"""The ops of each set, known without building or importing any. A graph that must not write in place has no C++ one
+of kv_write."""
 
 _NAMES = {KernelSet.TORCH: "torch twin", KernelSet.CPU: "C++ kernel", KernelSet.NKI: "NKI kernel"}
 
@@ -127,7 +128,7 @@ def select(
         simulator = "in the nki package's own simulator" if nki_installed else "in the simulator"
         usable = {
             KernelSet.NKI: (simulated, f"NKI_SIMULATOR={int(simulated)}" + (f": {simulator}" if simulated else "")),
-            KernelSet.CPU: (native, "native route in CPU mode" if native else "the XLA route compiles torch twins"),
+            KernelSet.CPU: (True, "CPU mode"),
         }
     else:
         why = "native route on Neuron devices" if nki_installed else "the nki package of the Neuron SDK is missing"
@@ -149,14 +150,19 @@ def choices(selection: Selection) -> tuple[Choice, ...]:
 def _choice(selection: Selection, op: str) -> Choice:
     whys = []
     for kernels, reason in selection.reasons.items():
-        covered = op in COVERED[kernels]
+        covered = _covers(kernels, op, selection.options)
         if covered and kernels in selection.sets:
             whys.append(reason)
             if (op, kernels) == ("paged_attention", KernelSet.NKI) and selection.options.torch_mask:
                 whys.append("VLLM_NEURON_ATTN_MASK_TORCH=1: torch makes the mask of decode steps")
             return Choice(op, _NAMES[kernels], "; ".join(whys))
-        whys.append(f"{_NAMES[kernels]}: {reason}" if covered else f"there is no {_NAMES[kernels]}")
+        missing = "that does not write in place" if op in COVERED[kernels] else ""
+        whys.append(f"{_NAMES[kernels]}: {reason}" if covered else f"there is no {_NAMES[kernels]} {missing}".rstrip())
     return Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys))
+
+
+def _covers(kernels: KernelSet, op: str, options: NkiOptions) -> bool:
+    return op in COVERED[kernels] and (options.in_place or (kernels, op) != (KernelSet.CPU, "kv_write"))
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,9 @@ class _Active:
 
 def _active_of(sets: tuple[KernelSet, ...], options: NkiOptions) -> _Active:
     modules = [(kernels, _load(kernels, options)) for kernels in dict.fromkeys((*sets, KernelSet.TORCH))]
-    return _Active({op: tuple((k, getattr(found, op)) for k, found in modules if hasattr(found, op)) for op in OPS})
+    return _Active(
+        {op: tuple((k, getattr(found, op)) for k, found in modules if _covers(k, op, options)) for op in OPS}
+    )
 
 
 def _load(kernels: KernelSet, options: NkiOptions) -> Any:

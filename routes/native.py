@@ -21,15 +21,14 @@ from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
 from vllm_neuron.kernels import opaque
-from vllm_neuron.routes import blob, native_code
+from vllm_neuron.routes import blob, cpu_kernels, native_code
 from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
 from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
 
-_CPU_KERNELS = "vllm_neuron_cpu"
-"""Namespace of the operators that `kernels.cpu` registers when its `ops` module is imported."""
+_LOWERING = ("capture", "cpu_kernels", "native", "native_code", "native_donation")
 
 _DEVICE = "neuron"
 """torch's name of Neuron devices."""
@@ -114,8 +113,7 @@ class NativeLowered:
         return tuple(map(str, self.signature.arguments))
 
     def kernel_packages(self) -> tuple[str, ...]:
-        cpu = ("vllm_neuron.kernels.cpu",) if f"torch.ops.{_CPU_KERNELS}." in self.source else ()
-        return (*cpu, *opaque.sources(self.source))
+        return (*cpu_kernels.packages(self.source), *opaque.sources(self.source))
 
     def compile(self) -> Executable:
         """Raises RuntimeError if torch-neuronx is needed and is not there."""
@@ -154,7 +152,7 @@ class NativeRoute:
     """
 
     name = envs.NATIVE
-    modules = tuple(f"vllm_neuron.routes.{name}" for name in ("capture", "native", "native_code", "native_donation"))
+    modules = tuple(f"vllm_neuron.routes.{name}" for name in _LOWERING)
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -162,8 +160,8 @@ class NativeRoute:
     def probe(self) -> Probe:
         """Whether graphs can be compiled: in CPU mode that takes a C++ compiler, else torch-neuronx."""
         if self.target.platform == "cpu":
-            fault = _cpu_fault()
-            works = f"FX graphs run on the CPU with {_kernels()}"
+            fault = cpu_kernels.fault()
+            works = f"FX graphs run on the CPU with {cpu_kernels.in_use()}"
         else:
             fault = _neuron_fault(self.target)
             works = f"torch-neuronx compiles for {self.target.platform}"
@@ -224,8 +222,8 @@ def _source(graph: torch.fx.Graph, signature: Signature, platform: str) -> str:
 
 def _function(source: str, platform: str) -> FlatStep:
     """The step that a source describes, ready to run on a platform."""
-    if f"torch.ops.{_CPU_KERNELS}." in source:
-        importlib.import_module("vllm_neuron.kernels.cpu.ops")
+    if cpu_kernels.named_in(source):
+        cpu_kernels.register()
     if platform != "cpu":
         _import_torch_neuronx()
     if f"torch.ops.{opaque.NAMESPACE}." in source:
@@ -259,18 +257,6 @@ def _check_forms(name: str, expected: Sequence[Leaf], tensors: Sequence[torch.Te
         found = Leaf.of(leaf.path, tensor)
         if found != leaf:
             raise ValueError(f"{name}: the graph is compiled for {leaf}, but was given {found}")
-
-
-def _cpu_fault() -> str | None:
-    if envs.VLLM_NEURON_DISABLE_NKI_KERNELS:
-        return None
-    from vllm_neuron.kernels.cpu.build import fault
-
-    return fault()
-
-
-def _kernels() -> str:
-    return "torch twins" if envs.VLLM_NEURON_DISABLE_NKI_KERNELS else "C++ kernels"
 
 
 def _neuron_fault(target: Target) -> str | None:

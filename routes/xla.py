@@ -18,17 +18,27 @@ from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
 from vllm_neuron.kernels import opaque
-from vllm_neuron.routes import blob, neuronx_cc, xla_kernels
+from vllm_neuron.routes import blob, cpu_kernels, neuronx_cc, xla_kernels
 from vllm_neuron.routes.capture import Captured, Leaf, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
-from vllm_neuron.routes.xla_cpu import BITS, weight_dtype
+from vllm_neuron.routes.xla_cpu import BITS
 from vllm_neuron.routes.xla_lower import StableHLO, lower
 from vllm_neuron.routes.xla_pjrt import Array, Client, Program
 
 _CPU_PACKAGES = {"torch_xla": "torch-xla==2.9.0", "jax": "jax==0.10.2", "jaxlib": "jaxlib==0.10.2"}
 _NEURON_PACKAGES = {"libneuronxla": "libneuronxla", "neuronxcc": "neuronx-cc"}
-_LOWERING = ("capture", "neuronx_cc", "xla", "xla_cpu", "xla_interpreter", "xla_kernels", "xla_lower", "xla_pjrt")
+_LOWERING = (
+    "capture",
+    "cpu_kernels",
+    "neuronx_cc",
+    "xla",
+    "xla_cpu",
+    "xla_interpreter",
+    "xla_kernels",
+    "xla_lower",
+    "xla_pjrt",
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,14 @@ class ProgramSignature:
             inputs, one after the other.
         num_outputs: results that come before the new KV cache.
         outputs: tree of the outputs.
+        kernels: namespaces of the kernels that the program calls, with one space between them.
     """
 
     weights: tuple[str, ...]
     parameters: tuple[int, ...]
     num_outputs: int
     outputs: pytree.TreeSpec
+    kernels: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class XlaExecutable:
         arguments += kv_cache
         arguments += [self.client.put(leaf) for leaf in pytree.tree_leaves(inputs)]
         results = self.program([arguments[index] for index in signature.parameters])
-        xla_kernels.raise_failure()
+        xla_kernels.raise_failure(signature.kernels)
         outputs = [self.client.fetch(array) for array in results[: signature.num_outputs]]
         return pytree.tree_unflatten(outputs, signature.outputs), tuple(results[signature.num_outputs :])
 
@@ -97,7 +109,7 @@ class XlaLowered:
         return tuple(map(str, self.leaves))
 
     def kernel_packages(self) -> tuple[str, ...]:
-        return opaque.sources(self.stablehlo.text)
+        return (*cpu_kernels.packages(self.stablehlo.text), *opaque.sources(self.stablehlo.text))
 
     def compile(self) -> Executable:
         """Raises CompilerError if neuronx-cc fails."""
@@ -106,6 +118,7 @@ class XlaLowered:
             neff = Neff(neuronx_cc.compile_hlo(self.name, self.stablehlo.hlo, platform))
             return CompiledOnly(self.name, platform, _pack(self.name, self.signature, platform, neff))
         client = _client(platform)
+        xla_kernels.register(self.signature.kernels)
         with nullcontext() if platform == "cpu" else neuronx_cc.flags_in_environment(platform):
             program = client.compile(self.stablehlo.text)
         return XlaExecutable(self.name, self.signature, platform, client, program)
@@ -130,6 +143,7 @@ class XlaTraced:
             stablehlo.parameters,
             captured.outputs.num_leaves,
             captured.outputs,
+            " ".join(name for name in xla_kernels.NAMESPACES if name in stablehlo.text),
         )
         return XlaLowered(self.name, stablehlo, signature, captured.arguments, self.target)
 
@@ -169,7 +183,11 @@ class XlaRoute:
             _client(self.target.platform)
         except (ImportError, RuntimeError) as error:
             return Probe(False, f"no PJRT client for {self.target.platform}: {error}", self.versions())
-        return Probe(True, f"torch_xla lowers, PJRT runs on {self.target.platform}", self.versions())
+        if self.target.platform != "cpu":
+            return Probe(True, f"torch_xla lowers, PJRT runs on {self.target.platform}", self.versions())
+        fault = cpu_kernels.fault()
+        works = f"torch_xla lowers, PJRT runs on the CPU with {cpu_kernels.in_use()}"
+        return Probe(fault is None, fault or works, self.versions())
 
     def versions(self) -> dict[str, str]:
         """Versions of what lowers, compiles and loads."""
@@ -205,20 +223,14 @@ class XlaRoute:
                 "unset these; then it is compiled here."
             )
         client = _client(platform)
+        xla_kernels.register(signature.kernels)
         return XlaExecutable(name, signature, platform, client, client.load(program))
 
     def place_weights(self, weights: PyTree) -> Mapping[str, Array]:
-        """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned.
-
-        Matrices in half precision become float32 on processors that do not multiply halves.
-        """
+        """Arrays by path. On the CPU they share the memory of tensors that are contiguous and aligned."""
         client = self._require_client()
         leaves, _ = pytree.tree_flatten_with_path(weights)
-        return {f"weights{pytree.keystr(path)}": client.put(self._held(tensor)) for path, tensor in leaves}
-
-    def _held(self, weight: torch.Tensor) -> torch.Tensor:
-        on_cpu = self.target.platform == "cpu"
-        return weight.to(weight_dtype(weight.shape, weight.dtype)) if on_cpu else weight
+        return {f"weights{pytree.keystr(path)}": client.put(tensor) for path, tensor in leaves}
 
     def allocate_kv_cache(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[Array, ...]:
         """Keys and values of each layer in turn, zeroed, on the CPU as integers; their memory is the client's own."""
@@ -243,10 +255,7 @@ def versions(platform: str) -> dict[str, str]:
 
 def _client(platform: str) -> Client:
     """The PJRT client, which has one name for all kinds of Neuron devices."""
-    client = Client.get("cpu" if platform == "cpu" else "neuron")
-    if platform == "cpu":
-        xla_kernels.register()
-    return client
+    return Client.get("cpu" if platform == "cpu" else "neuron")
 
 
 def _pack(name: str, signature: ProgramSignature, platform: str, program: bytes | Neff) -> bytes:

@@ -3,12 +3,10 @@
 - KV caches are integers of the same width, and become numbers only after the gather: a half-precision cache is widened
   around its scatter, and so all of it is copied at every step. Neuron writes rows where they are, in any dtype.
 - Products of halves are summed in float32 in so many words. Neuron sums in float32 anyway.
-- Where the processor has no instruction for halves, XLA would widen each weight at every step. Matrices are widened
-  there once, when they are placed.
 - A single row has forms of its own. On Neuron one row is a product like any other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,37 +51,20 @@ _MOVES: dict[Any, tuple[int, ...]] = {
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this processor has an instruction for products of a dtype."""
-    if dtype is torch.bfloat16:
-        return torch.cpu._is_avx512_bf16_supported()
-    return dtype is not torch.float16 or torch.cpu._is_amx_fp16_supported()
-
-
-def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
-    """Dtype that holds a weight of this shape and dtype on this processor."""
-    return torch.float32 if len(shape) == 2 and dtype in _HALF and not multiplies(dtype) else dtype
-
-
-@dataclass(frozen=True)
-class _Widened:
-    """A matrix of numbers of `dtype`, held in float32."""
-
-    matrix: torch.Tensor
-    dtype: torch.dtype
-
-
 @dataclass(frozen=True)
 class _Transposed:
-    """The transpose of a matrix of numbers of `dtype`, not made yet: a product takes the matrix as it is held."""
+    """The transpose of a matrix, not made yet: a product takes the matrix as it is."""
 
     matrix: torch.Tensor
-    dtype: torch.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
 
 
 def _mm(x: torch.Tensor, y: torch.Tensor | _Transposed) -> torch.Tensor:
     # XLA has a loop of its own for a single row, and widens the weight if it is asked for anything else.
-    if x.shape[0] == 1 and not _is_widened(y):
+    if x.shape[0] == 1:
         return torch.mm(_numbers(x), _numbers(y))
     if isinstance(y, _Transposed):
         return _product(_numbers(x), y.matrix, (([1], [1]), ([], [])))
@@ -105,17 +86,13 @@ _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-def _is_widened(y: torch.Tensor | _Transposed) -> bool:
-    return isinstance(y, _Transposed) and y.matrix.dtype is not y.dtype
-
-
 def _product(x: torch.Tensor, y: torch.Tensor, dimensions: Any) -> torch.Tensor:
     """A product in half precision that is summed in float32, and rounded only then.
 
     The sum is what torch does too. Said in so many words, XLA's CPU compiler multiplies the halves as they are; from
     torch_xla's own product of halves it makes one of float32, and widens the whole weight at every step.
     """
-    return dot(x.to(y.dtype), y, dimensions).to(x.dtype)
+    return dot(x, y, dimensions).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -135,42 +112,31 @@ class CpuInterpreter(XlaInterpreter):
         arguments = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
         self._kv_dtypes = {arguments[index].name: captured.signature.arguments[index].dtype for index in kv}
         self._num_kv = len(kv)
-        weights = zip(arguments, captured.signature.weights, strict=False)
-        self._widened = {
-            node.name: leaf.dtype for node, leaf in weights if weight_dtype(leaf.shape, leaf.dtype) is not leaf.dtype
-        }
 
     @staticmethod
     def kv_dtype(dtype: torch.dtype) -> torch.dtype:
         """The integer of the same width."""
         return BITS[dtype.itemsize]
 
-    @staticmethod
-    def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
-        """float32 for matrices of halves that the processor does not multiply."""
-        return weight_dtype(shape, dtype)
-
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """An argument."""
         value = super().placeholder(target, args, kwargs)
-        if str(target) in self._widened:
-            return _Widened(value, self._widened[str(target)])
         dtype = self._kv_dtypes.get(str(target))
         return value if dtype is None else _Bits(value, dtype)
 
-    def numbers(self, value: Any) -> Any:
-        """A value of the graph as an operator takes it."""
-        return _numbers(value)
+    def held(self, value: Any) -> Any:
+        """A value of the graph as it lies in memory: a KV cache as its integers."""
+        return value.integers if isinstance(value, _Bits) else _numbers(value)
 
     def wide_product(self, x: Any, y: Any) -> torch.Tensor:
         """x [M, K] times y [K, N]: [M, N] float32, not rounded to the factors' dtype."""
         x = _numbers(x)
         if not isinstance(y, _Transposed):
             return super().wide_product(x, _numbers(y))
-        if x.shape[0] == 1 and not _is_widened(y):
+        if x.shape[0] == 1:
             # As a product of one row XLA would widen the whole matrix first; as a sum it reads it once.
             return (x.float() * y.matrix.float()).sum(dim=1).unsqueeze(0)
-        return dot(x.to(y.matrix.dtype), y.matrix, (([1], [1]), ([], [])))
+        return dot(x, y.matrix, (([1], [1]), ([], [])))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The value of an operator."""
@@ -181,14 +147,10 @@ class CpuInterpreter(XlaInterpreter):
             if target is _aten.index_copy.default:
                 args = _write_twice(*args)
             return _Bits(super().call_function(target, tuple(args), kwargs), dtype)
-        if target is _aten.embedding.default and isinstance(args[0], _Widened):
-            return super().call_function(target, (args[0].matrix, *args[1:]), kwargs).to(args[0].dtype)
-        if target is _aten.t.default and isinstance(args[0], _Widened):
-            return _Transposed(args[0].matrix, args[0].dtype)
         if target is _aten.view.dtype and isinstance(args[0], _Bits) and args[0].dtype.itemsize == args[1].itemsize:
             return _Bits(args[0].integers, args[1])
         if target is _aten.t.default and isinstance(args[0], torch.Tensor) and args[0].dtype in _HALF:
-            return _Transposed(args[0], args[0].dtype)
+            return _Transposed(args[0])
         if target in _PRODUCTS and args[-1].dtype in _HALF:
             return _PRODUCTS[target](*(arg if isinstance(arg, _Transposed) else _numbers(arg) for arg in args))
         args, kwargs = pytree.tree_map(_numbers, (args, kwargs))
@@ -219,9 +181,7 @@ def _write_twice(
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, _Transposed):
-        return value.matrix.to(value.dtype).t()
-    if isinstance(value, _Widened):
-        return value.matrix.to(value.dtype)
+        return value.matrix.t()
     return bitcast(value.integers, value.dtype) if isinstance(value, _Bits) else value
 
 

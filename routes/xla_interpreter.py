@@ -1,10 +1,9 @@
 """Runs a captured graph on torch_xla's lazy tensors, which turns it into HLO."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Interpreter
+from torch.fx import Interpreter, Node
 
 from vllm_neuron.routes import xla_kernels
 from vllm_neuron.routes.capture import Captured
@@ -26,11 +25,6 @@ class XlaInterpreter(Interpreter):
         """Dtype of the lowered graph's KV cache, where the captured graph's is ``dtype``."""
         return dtype
 
-    @staticmethod
-    def weight_dtype(shape: Sequence[int], dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a weight in the lowered graph, where in the captured one it is ``dtype``."""
-        return dtype
-
     def run_node(self, n: Any) -> Any:
         """The value of a node."""
         if n.target is _aten.mm.default and _only_widened(n):
@@ -41,11 +35,12 @@ class XlaInterpreter(Interpreter):
             return _sort(x, kwargs, _largest_wanted(n))
         if xla_kernels.is_kernel(n.target):
             args, _ = self.fetch_args_kwargs_from_env(n)
-            return xla_kernels.emit(n.target, [self.numbers(value) for value in args], n.meta["val"])
+            forms = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in n.args]
+            return xla_kernels.emit(n.target, [self.held(value) for value in args], forms, n.meta["val"])
         return super().run_node(n)
 
-    def numbers(self, value: Any) -> Any:
-        """A value of the graph as an operator takes it."""
+    def held(self, value: Any) -> Any:
+        """A value of the graph as it lies in memory, with the bits that it has in the captured graph."""
         return value
 
     def wide_product(self, x: Any, y: Any) -> torch.Tensor:

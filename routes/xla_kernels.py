@@ -1,24 +1,30 @@
-"""NKI kernels in the XLA programs of CPU mode: each is one custom call, in which XLA calls back into this process.
+"""Kernels in the XLA programs of CPU mode: each is one custom call, for which XLA calls back into this process.
 
-The call has a name of ours and a description of itself in JSON (operator, arguments, forms), so a program's text and
-what is saved of it are the same in every process. XLA hands over where its buffers are, which become tensors for the
-operator; see `CALL_TARGET`. How neuronx-cc wants to be handed a kernel is not documented, so there is none for devices.
+A call has the name of its kernels' namespace and a text that describes it, so a program and what is saved of it are the
+same in every process:
+
+    vllm_neuron_nki.rope bfloat16[8,9,64] bfloat16[8,3,64] bfloat16[8,32] bfloat16[8,32] 1 -> bfloat16[8,9,64] ...
+
+XLA hands over where its buffers are, which become tensors for the operator: of NKI kernels below, of C++ kernels in
+`kernels/cpu/custom_call.h`, without Python. How neuronx-cc wants to be handed a kernel is not documented, so there is
+none for devices.
 """
 
 import ctypes
-import json
 import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from vllm_neuron.kernels import opaque
+from vllm_neuron.kernels import cpu, opaque
+from vllm_neuron.routes import cpu_kernels
 
-CALL_TARGET = "vllm_neuron_nki"
-"""XLA's name of the function that is called back."""
+NAMESPACES = (cpu.NAMESPACE, opaque.NAMESPACE)
+"""Of the operators that are kernels, and XLA's names of the functions that are called back."""
 
 _STATUS_RETURNING_UNIFIED = 3
 """The form of a custom call whose function is (results, operands, description, its length, status)."""
@@ -31,16 +37,17 @@ _lock = threading.Lock()
 
 
 def is_kernel(target: Any) -> bool:
-    """Whether an operator of a graph is an NKI kernel."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == opaque.NAMESPACE
+    """Whether an operator of a graph is a kernel."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in NAMESPACES
 
 
-def emit(target: torch._ops.OpOverload, arguments: Sequence[Any], results: Any) -> Any:
+def emit(target: torch._ops.OpOverload, values: Sequence[Any], arguments: Sequence[Any], results: Any) -> Any:
     """Add a call to the program that torch_xla builds.
 
     Args:
         target: the operator.
-        arguments: its arguments, tensors among them those of torch_xla.
+        values: its arguments, tensors among them those of torch_xla, with the bits that the operator is to see.
+        arguments: the same arguments with tensors that have the dtypes which the operator is to see.
         results: what it returns, in form: a tensor, or a tuple of them.
 
     Returns:
@@ -49,23 +56,19 @@ def emit(target: torch._ops.OpOverload, arguments: Sequence[Any], results: Any) 
     import torch_xla
 
     single = isinstance(results, torch.Tensor)
-    forms = [_form(result) for result in ((results,) if single else results)]
-    description = {
-        "op": f"{opaque.NAMESPACE}.{target._schema.name.split('::')[1]}",
-        "arguments": [_form(a) if isinstance(a, torch.Tensor) else a for a in arguments],
-        "results": forms,
-    }
-    values = torch_xla._XLAC._xla_custom_call(
-        [a for a in arguments if isinstance(a, torch.Tensor)],
-        CALL_TARGET,
-        [form["shape"] for form in forms],
-        [getattr(torch, form["dtype"]) for form in forms],
+    forms = (results,) if single else results
+    operator = target._schema.name.replace("::", ".")
+    made = torch_xla._XLAC._xla_custom_call(
+        [value for value in values if isinstance(value, torch.Tensor)],
+        target.namespace,
+        [list(form.shape) for form in forms],
+        [form.dtype for form in forms],
         False,
-        json.dumps(description, sort_keys=True),
+        " ".join([operator, *map(_word, arguments), "->", *map(_word, forms)]),
         _STATUS_RETURNING_UNIFIED,
         {},
     )
-    return values[0] if single else tuple(values)
+    return made[0] if single else tuple(made)
 
 
 def fix_layouts(call: Any) -> None:
@@ -82,67 +85,115 @@ def fix_layouts(call: Any) -> None:
     call.attributes["result_layouts"] = row_major(results)
 
 
-def register() -> None:
-    """Tell the PJRT client for the CPU what to call, once per process, whichever of its threads is the first."""
+def register(text: str) -> None:
+    """Tell the PJRT client for the CPU what to call, once per process, whichever of its threads is the first.
+
+    Args:
+        text: names the namespaces of the kernels that a program calls.
+
+    Raises:
+        KernelBuildError: it calls C++ kernels, and they cannot be built.
+    """
     with _lock:
-        _register()
+        for namespace in NAMESPACES:
+            if namespace in text:
+                _register(namespace)
 
 
 @cache
-def _register() -> None:
+def _register(namespace: str) -> None:
     from jaxlib import xla_client
 
+    function = _called_back if namespace == opaque.NAMESPACE else cpu_kernels.custom_call()
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    function = ctypes.cast(_called_back, ctypes.c_void_p)
-    capsule = new_capsule(function, b"xla._CUSTOM_CALL_TARGET", None)
-    xla_client.register_custom_call_target(CALL_TARGET, capsule, platform="cpu", api_version=0)
+    capsule = new_capsule(ctypes.cast(function, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None)
+    xla_client.register_custom_call_target(namespace, capsule, platform="cpu", api_version=0)
 
 
-def raise_failure() -> None:
-    """Raise what went wrong in a kernel since the last time: an exception cannot pass through XLA."""
+def raise_failure(text: str) -> None:
+    """Raise what went wrong in a kernel since the last time: an exception cannot pass through XLA.
+
+    Args:
+        text: names the namespaces of the kernels that may have been called.
+    """
     with _lock:
         failures, _failures[:] = list(_failures), []
     if failures:
         raise failures[0]
+    if cpu_kernels.named_in(text):
+        cpu_kernels.raise_failure()
+
+
+class _Form(NamedTuple):
+    """Of a tensor in a custom call."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class _Call(NamedTuple):
+    """What a text describes. Arguments are forms of tensors, or values."""
+
+    operator: Any
+    arguments: tuple[Any, ...]
+    results: tuple[_Form, ...]
 
 
 @_Function
 def _called_back(results: Any, operands: Any, text: int, length: int, status: int | None) -> None:
     try:
-        opaque.register(on_device=False)
-        description = json.loads(ctypes.string_at(text, length))
-        pointers = iter(range(len(description["arguments"])))
-        arguments = [
-            _tensor(operands[next(pointers)], a) if isinstance(a, dict) else a for a in description["arguments"]
-        ]
-        forms = description["results"]
-        name = description["op"].removeprefix(f"{opaque.NAMESPACE}.")
+        call = _parse(ctypes.string_at(text, length).decode())
+        pointers = iter(range(len(call.arguments)))
+        arguments = [_tensor(operands[next(pointers)], a) if isinstance(a, _Form) else a for a in call.arguments]
         with torch.no_grad():
-            values = getattr(getattr(torch.ops, opaque.NAMESPACE), name)(*arguments)
-        for target, value in zip(_results(results, forms), (values,) if len(forms) == 1 else values, strict=True):
+            values = call.operator(*arguments)
+        values = (values,) if len(call.results) == 1 else values
+        for target, value in zip(_results(results, call.results), values, strict=True):
             target.copy_(value)
     except BaseException as failure:
         with _lock:
             _failures.append(failure)
 
 
-def _results(pointers: Any, forms: Sequence[dict[str, Any]]) -> Iterator[torch.Tensor]:
+@cache
+def _parse(text: str) -> _Call:
+    opaque.register(on_device=False)
+    operator, *words = text.split(" ")
+    arrow = words.index("->")
+    overloads = getattr(getattr(torch.ops, opaque.NAMESPACE), operator.removeprefix(f"{opaque.NAMESPACE}."))
+    arguments, results = ([_value(word) for word in part] for part in (words[:arrow], words[arrow + 1 :]))
+    return _Call(overloads.default, tuple(arguments), tuple(results))
+
+
+def _value(word: str) -> Any:
+    """What `_word` wrote: the form of a tensor, or the value."""
+    if tensor := re.fullmatch(r"(\w+)\[([\d,]*)\]", word):
+        return _Form(getattr(torch, tensor[1]), tuple(int(size) for size in tensor[2].split(",") if size))
+    try:
+        return None if word == "None" else int(word)
+    except ValueError:
+        return float(word)
+
+
+def _word(value: Any) -> str:
+    """A tensor's dtype and shape, or another value, as a word in the description of a call."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+    return repr(value)
+
+
+def _results(pointers: Any, forms: Sequence[_Form]) -> Iterator[torch.Tensor]:
     """Where the results go: a single one to the address itself, several to the addresses that lie there."""
     single = ctypes.cast(pointers, ctypes.c_void_p).value
     for index, form in enumerate(forms):
         yield _tensor(single if len(forms) == 1 else pointers[index], form)
 
 
-def _tensor(pointer: Any, form: dict[str, Any]) -> torch.Tensor:
+def _tensor(pointer: Any, form: _Form) -> torch.Tensor:
     """The tensor of a form at an address, whose memory is XLA's."""
-    dtype = getattr(torch, form["dtype"])
-    buffer = (ctypes.c_char * (math.prod(form["shape"]) * dtype.itemsize)).from_address(pointer)
-    return torch.frombuffer(buffer, dtype=dtype).view(form["shape"])
-
-
-def _form(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    buffer = (ctypes.c_char * (math.prod(form.shape) * form.dtype.itemsize)).from_address(pointer)
+    return torch.frombuffer(buffer, dtype=form.dtype).view(form.shape)
 
 
 def _row_major(rank: int) -> str:

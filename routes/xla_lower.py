@@ -63,11 +63,13 @@ def _hlo(name: str, captured: Captured, interpreter: type[XlaInterpreter]) -> tu
 
     lowering = torch_xla._XLAC.lowering
     check_operators(name, captured.module)
-    signature = captured.signature
-    forms = [(leaf.shape, interpreter.weight_dtype(leaf.shape, leaf.dtype)) for leaf in signature.weights]
-    forms += [(leaf.shape, interpreter.kv_dtype(leaf.dtype)) for leaf in signature.kv_cache]
-    forms += [(leaf.shape, leaf.dtype) for leaf in signature.inputs]
-    arguments = [xla_builder.create_placeholder_tensor(shape, dtype) for shape, dtype in forms]
+    kv = captured.signature.kv_range
+    arguments = [
+        xla_builder.create_placeholder_tensor(
+            leaf.shape, interpreter.kv_dtype(leaf.dtype) if index in kv else leaf.dtype
+        )
+        for index, leaf in enumerate(captured.signature.arguments)
+    ]
     # Otherwise torch_xla makes most Python numbers parameters of the graph, to compile less often when they change.
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)
     results = interpreter(captured).run(*arguments)
@@ -98,10 +100,7 @@ def _stablehlo(name: str, hlo: bytes, num_parameters: int, donated: Mapping[int,
             attributes.append(ir.DictAttr.get(entry))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
         for operation in main.entry_block.operations:
-            if (
-                operation.name == "stablehlo.custom_call"
-                and operation.call_target_name.value == xla_kernels.CALL_TARGET
-            ):
+            if operation.name == "stablehlo.custom_call" and operation.call_target_name.value in xla_kernels.NAMESPACES:
                 xla_kernels.fix_layouts(operation)
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         return str(module)
@@ -171,7 +170,7 @@ def check_operators(name: str, graph: GraphModule) -> None:
 
 
 def _lowers(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or xla_kernels.is_kernel(target):
         return True
     kinds = ("XLA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
     operator = target.name()

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "custom_call.h"
 #include "linear.h"
 #include "parallel.h"
 #include "pointwise.h"
@@ -451,6 +452,7 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("argmax(Tensor x) -> Tensor");
   library.def("log_sum_exp(Tensor x) -> Tensor");
   library.def("mask_logits(Tensor logits, Tensor mask) -> Tensor");
+  library.def("take_failure() -> str", &custom_call::take_failure);
 }
 
 TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {

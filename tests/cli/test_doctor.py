@@ -100,10 +100,10 @@ def test_bad_and_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("variables", "name", "why"),
     [
-        ({}, "C++ kernel", "native route in CPU mode"),
+        ({}, "C++ kernel", "CPU mode"),
         ({"NKI_SIMULATOR": "1"}, "NKI kernel", "NKI_SIMULATOR=1"),
         ({"VLLM_NEURON_DISABLE_NKI_KERNELS": "1"}, "torch twin", "VLLM_NEURON_DISABLE_NKI_KERNELS=1"),
-        ({"VLLM_NEURON_BACKEND": "vllm_neuron"}, "torch twin", "the XLA route compiles torch twins"),
+        ({"VLLM_NEURON_BACKEND": "vllm_neuron"}, "C++ kernel", "CPU mode"),
     ],
 )
 def test_each_op_is_computed_by_what_the_engine_chooses(

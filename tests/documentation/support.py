@@ -143,7 +143,7 @@ WORKS = (
     Works(
         "NKI kernels in graphs: attention, norms, rope, KV write, top_k, argmax",
         "against their torch twins; a tiny model's tokens with NKI_SIMULATOR=1",
-        ("tests/kernels", "tests/routes/test_nki.py", "tests/serving/test_real_nki_simulator.py"),
+        ("tests/kernels", "tests/routes/test_kernels.py", "tests/serving/test_real_nki_simulator.py"),
         state="in the simulator",
     ),
     Works(

@@ -355,7 +355,7 @@ def test_progress_on_a_terminal_is_a_bar_and_a_line_per_graph(monkeypatch: pytes
         ({}, (KernelSet.CPU,)),
         ({"nki_simulator": True}, (KernelSet.NKI, KernelSet.CPU)),
         ({"disable_nki_kernels": True}, ()),
-        ({"backend": "vllm_neuron"}, ()),
+        ({"backend": "vllm_neuron"}, (KernelSet.CPU,)),
         ({"cpu_mode": False}, ()),
     ],
 )

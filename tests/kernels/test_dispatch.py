@@ -28,9 +28,9 @@ def selection(backend: str = NATIVE, cpu_mode: bool = True, **changes: Any) -> A
     ("changes", "sets"),
     [
         ({}, (KernelSet.CPU,)),
-        ({"backend": XLA}, ()),
+        ({"backend": XLA}, (KernelSet.CPU,)),
         ({"simulated": True}, (KernelSet.NKI, KernelSet.CPU)),
-        ({"simulated": True, "backend": XLA}, (KernelSet.NKI,)),
+        ({"simulated": True, "backend": XLA}, (KernelSet.NKI, KernelSet.CPU)),
         ({"simulated": True, "disabled": True}, ()),
         ({"cpu_mode": False}, ()),
         ({"cpu_mode": False, "nki_installed": True}, (KernelSet.NKI,)),
@@ -57,9 +57,10 @@ def why(op: str, **changes: Any) -> tuple[str, str]:
 def test_the_reason_of_each_choice_is_told() -> None:
     assert [choice.op for choice in choices(selection())] == list(OPS)
     assert why("rms_norm", simulated=True) == ("NKI kernel", "NKI_SIMULATOR=1: in the simulator")
-    assert why("linear", simulated=True) == ("C++ kernel", "there is no NKI kernel; native route in CPU mode")
-    name, text = why("rms_norm", backend=XLA)
-    assert (name, text.split(";")[0]) == ("torch twin", "NKI kernel: NKI_SIMULATOR=0")
+    assert why("linear", simulated=True) == ("C++ kernel", "there is no NKI kernel; CPU mode")
+    assert why("rms_norm", backend=XLA) == ("C++ kernel", "NKI kernel: NKI_SIMULATOR=0; CPU mode")
+    name, text = why("kv_write", backend=XLA)
+    assert (name, text.split("; ")[1]) == ("torch twin", "there is no C++ kernel that does not write in place")
     assert "VLLM_NEURON_DISABLE_NKI_KERNELS=1" in why("rms_norm", disabled=True)[1]
     assert "nki package" in why("rope", cpu_mode=False)[1]
     assert "ATTN_MASK_TORCH=1: torch" in why("paged_attention", simulated=True, torch_mask=True)[1]

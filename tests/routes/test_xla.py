@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.routes import xla_steps
-from vllm_neuron.routes import xla_cpu
 from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaExecutable, XlaRoute
 
@@ -50,36 +49,6 @@ def test_steps_equal_eager_torch(rows: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
     assert got[0]["sum"].dtype is dtype
     assert got[0]["tied"].dtype is torch.float32
-
-
-@pytest.mark.parametrize("multiplies", [True, False])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_halves_are_right_on_processors_with_and_without_instructions_for_them(
-    rows: int, multiplies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(xla_cpu, "multiplies", lambda dtype: multiplies)
-    dtype = torch.bfloat16
-    got = run(xla_steps.executable(rows, dtype, 8), rows, dtype, 8)
-    torch.testing.assert_close(got, run_eagerly(rows, dtype, 8), atol=0.1, rtol=0.1)
-    held = ROUTE.place_weights({"matrix": torch.ones(2, 2, dtype=dtype), "vector": torch.ones(2, dtype=dtype)})
-    assert [str(array.dtype) for array in held.values()] == ["bfloat16" if multiplies else "float32", "bfloat16"]
-
-
-def test_rows_of_a_widened_matrix_are_halves_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tied embeddings are read both ways: as rows and as a product."""
-    monkeypatch.setattr(xla_cpu, "multiplies", lambda dtype: False)
-    table = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
-
-    def step(weights: Any, kv_cache: Any, ids: torch.Tensor) -> tuple[Any, Any]:
-        rows = torch.nn.functional.embedding(ids, weights["table"])
-        return (rows, rows @ weights["table"].t(), weights["table"] * 2), kv_cache
-
-    ids = torch.tensor([3, 0, 6], dtype=torch.int32)
-    executable = ROUTE.trace("tied", step, {"table": table}, [], ids).lower().compile()
-    outputs, _ = executable(ROUTE.place_weights({"table": table}), (), ids)
-    want, _ = step({"table": table}, [], ids)
-    assert torch.equal(outputs[0], want[0]) and torch.equal(outputs[2], want[2])
-    torch.testing.assert_close(outputs[1], want[1], atol=0.02, rtol=0.02)
 
 
 def test_parameters_that_are_not_used_are_dropped() -> None:
@@ -202,7 +171,6 @@ import sys
 from pathlib import Path
 import torch
 from tests.routes import xla_steps
-from vllm_neuron.routes import xla_cpu
 from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.xla import XlaRoute
 route = XlaRoute(CPU)

@@ -1,4 +1,4 @@
-"""NKI kernels in graphs: one opaque node each, run in the simulator, with the results of the torch twins."""
+"""Kernels in graphs: one opaque node each, with the results of the torch twins. NKI kernels run in the simulator."""
 
 import subprocess
 import sys
@@ -28,7 +28,9 @@ SHAPES = [(2, 1), (1, 40)]
 """(requests, rows of each): few rows go to the decode attention kernel, many to the prefill one."""
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SPACE = "vllm_neuron_nki"
+CPP = (KernelSet.CPU,)
 every_route = pytest.mark.parametrize("route", ROUTES, ids=["native", "xla"])
+every_kind = pytest.mark.parametrize("kernels", [KernelSet.NKI, KernelSet.CPU], ids=["nki", "cpp"])
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +59,18 @@ def run_model(route: Route, sets: tuple[KernelSet, ...], shape: tuple[int, int],
 
 
 @every_route
+@every_kind
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_steps_equal_the_twins(route: Route, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    got, expected = (run_model(route, sets, shape, dtype) for sets in ((KernelSet.NKI,), ()))
+def test_steps_equal_the_twins(route: Route, kernels: KernelSet, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    got, expected = (run_model(route, sets, shape, dtype) for sets in ((kernels,), ()))
     largest = max(float(tensor.abs().max()) for tensor in expected)
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCES[dtype] * largest)
 
 
 @every_route
-def test_sampling_in_the_graph_equals_that_of_the_twins(route: Route) -> None:
+@every_kind
+def test_sampling_in_the_graph_equals_that_of_the_twins(route: Route, kernels: KernelSet) -> None:
     """Greedy, among five, among all; the third may not have half of the tokens."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.full((3, 16), -1, dtype=torch.int32)
@@ -83,7 +87,7 @@ def test_sampling_in_the_graph_equals_that_of_the_twins(route: Route) -> None:
         lowered(route, step, ({}, [], inputs), sets).compile()(
             route.place_weights({}), route.allocate_kv_cache((), torch.float32), inputs
         )[0]
-        for sets in ((KernelSet.NKI,), ())
+        for sets in ((kernels,), ())
     )
     torch.testing.assert_close(got, expected)
 
@@ -93,12 +97,30 @@ def test_sampling_in_the_graph_equals_that_of_the_twins(route: Route) -> None:
 def test_a_kernel_is_one_node(route: Route, shape: tuple[int, int]) -> None:
     arguments = steps.weights(), steps.cache(20), steps.inputs(*shape)
     graph = lowered(route, steps.MODEL.step, arguments)
-    call = f"= {SPACE}_{{}}(" if route.name == "neuron_native" else f"{SPACE}.{{}}\\22"
+    call = f"= {SPACE}_{{}}(" if route.name == "neuron_native" else f'"{SPACE}.{{}} '
     attention = "paged_decode_attention" if shape[1] == 1 else "paged_prefill_attention"
     write = "kv_write" if route.name == "neuron_native" else "kv_written"
     counts = {"rms_norm": 1, "add_rms_norm": 4, "rope": 2, write: 2, attention: 2}
     assert {name: graph.text().count(call.format(name)) for name in counts} == counts
     assert graph.text() == lowered(route, steps.MODEL.step, arguments).text(), "the same in every trace"
+
+
+def test_cpp_kernels_are_calls_in_an_xla_program() -> None:
+    """All but the one that writes in place, which a program of XLA may not."""
+    graph = lowered(ROUTES[1], steps.MODEL.step, (steps.weights(), steps.cache(20), steps.inputs(2, 1)), CPP)
+    counts = {"embedding": 1, "rms_norm": 1, "linear": 9, "rope": 2, "paged_attention": 2, "kv_write": 0}
+    assert {name: graph.text().count(f'"vllm_neuron_cpu.{name} ') for name in counts} == counts
+    assert "vllm_neuron.kernels.cpu" in graph.kernel_packages()
+
+
+def test_what_goes_wrong_in_a_cpp_kernel_is_raised_from_an_xla_program() -> None:
+    route, inputs = ROUTES[1], steps.inputs(1, 1)
+    executable = lowered(route, steps.MODEL.step, (steps.weights(), steps.cache(20), inputs), CPP).compile()
+    placed = route.place_weights(steps.weights())
+    wrong = inputs._replace(token_ids=torch.tensor([10**6], dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="token id 1000000 of a vocabulary of"):
+        executable(placed, route.allocate_kv_cache(steps.cache_shapes(20), torch.float32), wrong)
+    executable(placed, route.allocate_kv_cache(steps.cache_shapes(20), torch.float32), inputs)
 
 
 @every_route
@@ -131,9 +153,10 @@ def test_what_breaks_a_rule_at_run_time_is_raised(route: Route) -> None:
     executable(placed, route.allocate_kv_cache(steps.cache_shapes(20), torch.float32), inputs)
 
 
-def test_a_saved_xla_program_finds_its_kernels_in_another_process(tmp_path: Path) -> None:
+@every_kind
+def test_a_saved_xla_program_finds_its_kernels_in_another_process(kernels: KernelSet, tmp_path: Path) -> None:
     route, inputs = ROUTES[1], steps.inputs(2, 1)
-    executable = lowered(route, steps.MODEL.step, (steps.weights(), steps.cache(20), inputs)).compile()
+    executable = lowered(route, steps.MODEL.step, (steps.weights(), steps.cache(20), inputs), (kernels,)).compile()
     held = route.allocate_kv_cache(steps.cache_shapes(20), torch.float32)
     outputs, _ = executable(route.place_weights(steps.weights()), held, inputs)
     (tmp_path / "blob").write_bytes(executable.save())
