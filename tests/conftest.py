@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,10 @@ from hypothesis import settings
 
 from vllm_neuron.cli import demo_model as demo
 
+# Before anything imports torch. Processes of pytest and what they start share the cores, and products of tiny models only
+# lose by being split.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).parents[1]
 DEMO_FOLDER = REPOSITORY / ".demo-model"
 
@@ -15,24 +20,33 @@ DEMO_FOLDER = REPOSITORY / ".demo-model"
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-GROUPS = {
-    "test_server_chat.py": "shared server",
-    "test_server_load.py": "shared server",
-    "test_server_parameters.py": "shared server",
-    "test_server_soak.py": "shared server",
-    "test_server_start.py": "shared server",
-    "test_server_failed_compile.py": "own servers",
-    "test_server_lifecycle.py": "own servers",
-    "test_server_precompiled.py": "own servers",
-    "test_server_prompt_embeds.py": "own servers",
-}
-"""Files whose tests run in one process, when pytest-xdist runs several: they share what is slow to start."""
+SHARED_SERVER = (
+    "test_server_chat.py",
+    "test_server_load.py",
+    "test_server_parameters.py",
+    "test_server_soak.py",
+    "test_server_start.py",
+)
+"""Files whose tests run in one process, when pytest-xdist runs several: they share a server of each route."""
+
+LONG = (
+    *SHARED_SERVER,
+    "test_documentation.py",
+    "test_server_lifecycle.py",
+    "test_real_token_equality.py",
+    "test_real_smollm2.py",
+    "test_server_faults.py",
+    "test_server_sampling.py",
+)
+"""Files that take long, the longest first: pytest-xdist hands out groups in this order, so that none is left for last."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(GROUPS.get(item.path.name, str(item.path))))
+        group = "shared server" if item.path.name in SHARED_SERVER else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

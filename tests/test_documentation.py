@@ -1,7 +1,8 @@
 """Every code block of the documentation runs, or says why it cannot run here.
 
 Blocks marked bash, python or json count; others are output to look at. An HTML comment before a block says how to
-treat it, and without one it must simply succeed, in a scratch folder where `demo` is the demo model:
+treat it, and without one it must simply succeed, in a scratch folder where `demo` is the demo model with two of its
+layers (`make serve` serves the whole model):
 
     <!-- serves -->              starts a server (`vllm serve` or `make serve`), which blocks below it may ask
     <!-- asks -->                talks to the server of the block above it, on port 8000 in the text
@@ -13,6 +14,7 @@ treat it, and without one it must simply succeed, in a scratch folder where `dem
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.caches import new_cache
 from tests.server.harness import BIN, Server, clean_environment, free_port, start
@@ -27,6 +30,7 @@ from tests.server.harness import BIN, Server, clean_environment, free_port, star
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))]
 LANGUAGES = ("bash", "python", "json", "toml")
+LAYERS = 2
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--\s*((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
@@ -82,9 +86,28 @@ def conversations() -> list[list[Block]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def shallow_demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model without most of its layers: no block's success depends on what the model says."""
+    folder = tmp_path_factory.mktemp("shallow") / "demo"
+    shutil.copytree(demo_model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    weights = load_file(demo_model / "model.safetensors")
+    shallow = {name: value for name, value in weights.items() if layer_of(name) < LAYERS}
+    save_file(shallow, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def layer_of(name: str) -> int:
+    """Number of the layer that a weight belongs to; 0 if to none."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else 0
+
+
 @pytest.fixture
-def scratch(tmp_path: Path, demo_model: Path) -> Path:
-    (tmp_path / "demo").symlink_to(demo_model)
+def scratch(tmp_path: Path, shallow_demo: Path) -> Path:
+    (tmp_path / "demo").symlink_to(shallow_demo)
     new_cache(tmp_path / "cache")
     return tmp_path
 

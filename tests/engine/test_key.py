@@ -1,5 +1,6 @@
 """What changes a cache key, and what must not."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.engine.fixtures import SMALL, StandInRoute, config, tiny_model
+from vllm_neuron.compilation import key
 from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.compilation.key import graph_key, host_target, module_digest, source_digest, trace_fingerprint
 from vllm_neuron.config.resolved import ResolvedConfig
@@ -131,42 +133,36 @@ def test_source_digest_sees_content_and_names_but_no_location(tmp_path: Path, mo
     assert len({here, edited, renamed}) == 3
 
 
-def _keys_in_a_new_process(folder: Path, hash_seed: str) -> str:
-    program = """
-import torch
-from tests.engine.fixtures import SMALL, StandInRoute, tiny_model
-from vllm_neuron.compilation import key
-from vllm_neuron.compilation.cache import CacheFolders, CompileCache
-from vllm_neuron.engine.compiler import GraphCompiler
-from vllm_neuron.engine.graphs import list_graphs
-key.source_digest = key.module_digest = lambda names: "whatever is edited meanwhile"
-route = StandInRoute()
-compiler = GraphCompiler(tiny_model(), SMALL, route, CompileCache(CacheFolders(), route.name), torch.float32, 40)
-for graph in list_graphs(SMALL):
-    print(compiler.key(compiler.lower(graph)).digest)
-    print(compiler.fingerprint(graph))
-"""
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": hash_seed,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HOME": str(folder),
-        "VLLM_CACHE_ROOT": str(folder / "cache"),
-        "VLLM_PORT": hash_seed,
-    }
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True
-    )
-    return result.stdout
+def keys_and_fingerprints() -> list[str | None]:
+    """Of every graph of a small model, whatever is edited meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("source_digest", "module_digest"):
+            patch.setattr(key, name, lambda names: "the same")
+        route = StandInRoute()
+        compiler = GraphCompiler(
+            tiny_model(), SMALL, route, CompileCache(CacheFolders(), route.name), torch.float32, 40
+        )
+        graphs = list_graphs(SMALL)
+        keys = [compiler.key(compiler.lower(graph)).digest for graph in graphs]
+        return [*keys, *(compiler.fingerprint(graph) for graph in graphs)]
 
 
 def test_keys_are_equal_in_other_processes_folders_and_hash_seeds(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    first = _keys_in_a_new_process(tmp_path / "a", "1")
-    assert len(set(first.split())) == 2 * len(list_graphs(SMALL))
-    assert "None" not in first
-    assert first == _keys_in_a_new_process(tmp_path / "b", "2")
+    here = keys_and_fingerprints()
+    assert None not in here and len(set(here)) == 2 * len(list_graphs(SMALL))
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        "HOME": str(tmp_path),
+        "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+        "VLLM_PORT": "1",
+    }
+    program = "import json; from tests.engine import test_key as t; print(json.dumps(t.keys_and_fingerprints()))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(result.stdout) == here
 
 
 def _fingerprint(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOMENTS = 20
+MOMENTS = 12
 
 PROGRAM = f"""
 import os, random, signal, sys

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.checkpoints import checkpoint, greedy_oracle, prompt
 
 SCRIPT = """
@@ -26,11 +24,11 @@ print("RESULT", json.dumps([[list(o.outputs[0].token_ids) for o in outputs], sta
 """
 
 
-@pytest.mark.parametrize("backend", ["neuron_native", "vllm_neuron"])
-def test_real_engine_in_the_users_process(backend: str) -> None:
+def test_real_engine_in_the_users_process() -> None:
+    """On one route: tests/serving/ runs engines of both like this, in the process of pytest."""
     path = checkpoint("llama")
     prompts = [prompt(length, seed=length) for length in (1, 200, 33)]
-    env = {**os.environ, "VLLM_NEURON_BACKEND": backend, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    env = {**os.environ, "VLLM_NEURON_BACKEND": "neuron_native", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, "-c", SCRIPT, json.dumps([str(path), prompts])]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

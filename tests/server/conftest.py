@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.caches import new_cache
+from tests.caches import cache_of_the_session
 from tests.checkpoints import checkpoint
 from tests.server.harness import BACKENDS, Server, serving
 
@@ -12,9 +12,9 @@ UNKNOWN_VARIABLE = "VLLM_NEURON_REMOTE_CACHE"
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Compiled graphs are shared by all servers of a session and by nothing else."""
-    return new_cache(tmp_path_factory.mktemp("server-cache"))
+    return cache_of_the_session(tmp_path_factory, worker_id)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,9 @@ from tests.server import openai_mix
 from tests.server.harness import MODEL_NAME, Server, serving
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+LOGITS = ("chat", "chat, logprobs", "completion, echo and logprobs", "completion, three prompts")
+MIX = [*(("neuron_native", name) for name in openai_mix.REQUESTS), *(("vllm_neuron", name) for name in LOGITS)]
+"""All of the mix on one route. On the other what shows its logits: vLLM makes the rest of them, whatever the route."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def test_server_real_model_answers_two_at_once_as_it_answers_each(demo: Server) 
     assert [choice.text for choice in together.choices] == alone
 
 
-@pytest.mark.parametrize("name", openai_mix.REQUESTS)
+@pytest.mark.parametrize(("backend", "name"), MIX, indirect=["backend"])
 def test_server_real_model_answers_as_vllms_cpu_backend(demo: Server, name: str) -> None:
     """The answers on record are those of vLLM's own CPU backend to the same client, in float32."""
     want = json.loads(openai_mix.ANSWERS.read_text())[name]

@@ -1,6 +1,6 @@
-"""Servers that are stopped, killed or frozen leave nothing behind, and say so on /health."""
+"""Servers that are stopped or killed leave nothing behind, and say so on /health."""
 
-import signal
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.caches import new_cache
 from tests.checkpoints import prompt
-from tests.server.completions import assert_next_is_right, token_ids
-from tests.server.harness import BACKENDS, MODEL_NAME, Server, http, launch, serving, wait_until
+from tests.server.completions import assert_next_is_right
+from tests.server.harness import BIN, MODEL_NAME, Server, http, launch, serving, wait_until
+from vllm_neuron.kernels.cpu import build
 
 GONE_SECONDS = 10
 
@@ -32,25 +34,69 @@ def start_decoding(server: Server, pool: ThreadPoolExecutor) -> "Future[tuple[in
     return pending
 
 
-def test_server_sigterm_ends_everything_while_it_decodes(backend: str, tiny: Path, cache: Path, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as pool, serving(tiny, backend, tmp_path, cache) as server:
-        pending = start_decoding(server, pool)
-        server.stop(GONE_SECONDS)
-        assert failed(pending.result(5))
+def kill(server: Server, victim: str) -> None:
+    (server.process if victim == "api server" else server.engine_core()).kill()
 
 
-@pytest.mark.parametrize(("backend", "victim"), [*zip(BACKENDS, ["engine", "api server"], strict=True)])
-def test_server_killed_while_it_decodes(backend: str, victim: str, tiny: Path, cache: Path, tmp_path: Path) -> None:
-    """kill -9: no process after ten seconds, and a restart finds every graph in the cache and no lock held."""
-    server = launch(tiny, backend, tmp_path, cache)
+def write_compiler(path: Path, kernels: Path, quick: Path) -> Path:
+    """A g++ that hangs until the file `quick` is there, and from then on gives out kernels that were built before."""
+    path.parent.mkdir()
+    path.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
+        f'[ -e "{quick}" ] || exec sleep 1000\nexec cp "{kernels}" "$2"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("backend", "compiling", "while_it_compiles", "while_it_decodes"),
+    [
+        ("neuron_native", "Building the CPU kernels", "api server", "engine"),
+        ("vllm_neuron", "Graph 1 of ", "engine", "api server"),
+    ],
+)
+def test_server_killed_while_it_compiles_then_while_it_decodes_then_told_to_stop(
+    backend: str,
+    compiling: str,
+    while_it_compiles: str,
+    while_it_decodes: str,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three starts on one cache, cold at first. After each end no process is left, and the next start is right.
+
+    kill -9 of one process while kernels or graphs are compiled: the next start makes the rest. kill -9 of the other
+    while it decodes: the next start finds every graph, and no lock held. SIGTERM while it decodes.
+    """
+    cache, quick, env = new_cache(tmp_path / "cache"), tmp_path / "quick", {}
+    if backend == "neuron_native":
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache))
+        compiler = write_compiler(tmp_path / "bin" / "g++", build.library(), quick)
+        (cache / "neuron" / "kernels").unlink()
+        env["PATH"] = f"{compiler.parent}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
+    server = launch(tiny, backend, tmp_path, cache, env=env)
+    try:
+        server.wait_for_log(compiling)
+        assert server.health() != 200
+        kill(server, while_it_compiles)
+        server.assert_gone(GONE_SECONDS)
+    finally:
+        server.kill_all()
+
+    quick.touch()
+    server = launch(tiny, backend, tmp_path, cache, env=env)
     try:
         server.wait_ready()
+        counters = server.rpc("graph_statistics")
+        assert counters["compiled"] >= 1
+        assert counters["compiled"] + counters["cached"] == len(counters["seconds"])
+        assert_next_is_right(server, tiny)
         with ThreadPoolExecutor(1) as pool:
             pending = start_decoding(server, pool)
-            if victim == "api server":
-                server.process.kill()
-            else:
-                server.engine_core().kill()
+            kill(server, while_it_decodes)
+            if while_it_decodes == "engine":
                 wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
                 begin = time.monotonic()
                 answer = http("POST", f"{server.url}/v1/completions", {"model": MODEL_NAME, "prompt": [5]}, 10)
@@ -60,29 +106,14 @@ def test_server_killed_while_it_decodes(backend: str, victim: str, tiny: Path, c
         server.assert_gone(GONE_SECONDS)
     finally:
         server.kill_all()
-    with serving(tiny, backend, tmp_path, cache, env={"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}) as again:
+
+    strict = {"VLLM_NEURON_DISABLE_WARMUP_COMPILE": "1"}
+    with ThreadPoolExecutor(1) as pool, serving(tiny, backend, tmp_path, cache, env=strict) as again:
         assert again.rpc("graph_statistics")["compiled"] == 0
         assert_next_is_right(again, tiny)
-
-
-@pytest.mark.parametrize(("backend", "victim"), [*zip(BACKENDS, ["api server", "engine"], strict=True)])
-def test_server_killed_while_it_compiles(backend: str, victim: str, tiny: Path, tmp_path: Path) -> None:
-    """A cold cache of its own: the kill comes while something is compiled, and the next start makes the rest."""
-    compiling = {"neuron_native": "Building the CPU kernels", "vllm_neuron": "Graph 1 of "}[backend]
-    own_cache = tmp_path / "cache"
-    server = launch(tiny, backend, tmp_path, own_cache)
-    try:
-        server.wait_for_log(compiling)
-        assert server.health() != 200
-        (server.process if victim == "api server" else server.engine_core()).kill()
-        server.assert_gone(GONE_SECONDS)
-    finally:
-        server.kill_all()
-    with serving(tiny, backend, tmp_path, own_cache) as again:
-        counters = again.rpc("graph_statistics")
-        assert counters["compiled"] >= 1
-        assert counters["compiled"] + counters["cached"] == len(counters["seconds"])
-        assert_next_is_right(again, tiny)
+        pending = start_decoding(again, pool)
+        again.stop(GONE_SECONDS)
+        assert failed(pending.result(5))
 
 
 def test_server_killed_while_it_loads(tiny: Path, cache: Path, tmp_path: Path) -> None:
@@ -94,18 +125,3 @@ def test_server_killed_while_it_loads(tiny: Path, cache: Path, tmp_path: Path) -
         server.assert_gone(GONE_SECONDS)
     finally:
         server.kill_all()
-
-
-def test_server_frozen_engine_recovers(server: Server, tiny: Path) -> None:
-    engine = server.engine_core()
-    engine.send_signal(signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pending = pool.submit(token_ids, server, prompt(20, seed=4), 8)
-            time.sleep(5)
-            assert not pending.done()
-            engine.send_signal(signal.SIGCONT)
-            assert len(pending.result(30)) == 8
-    finally:
-        engine.send_signal(signal.SIGCONT)
-    assert_next_is_right(server, tiny)

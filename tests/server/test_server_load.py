@@ -1,7 +1,9 @@
-"""Many requests at once, and requests that go away."""
+"""Many requests at once, requests that go away, and an engine that stands still for a while."""
 
 import http.client
 import json
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -119,3 +121,18 @@ def test_server_compiles_nothing_under_a_mixed_load(server: Server) -> None:
     assert after["compiles_after_warmup"] == 0
     assert (after["compiled"], after["cached"]) == (before["compiled"], before["cached"])
     assert sum(after["executions"].values()) > sum(before["executions"].values())
+
+
+def test_server_frozen_engine_recovers(server: Server, tiny: Path) -> None:
+    engine = server.engine_core()
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(token_ids, server, prompt(20, seed=4), 8)
+            time.sleep(5)
+            assert not pending.done()
+            engine.send_signal(signal.SIGCONT)
+            assert len(pending.result(30)) == 8
+    finally:
+        engine.send_signal(signal.SIGCONT)
+    assert_next_is_right(server, tiny)

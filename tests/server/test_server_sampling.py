@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.checkpoints import greedy_oracle, logits_oracle, prompt
-from tests.server.harness import MODEL_NAME, TINY_ARGS, TINY_CONFIG, Server, http, serving
+from tests.server.harness import MODEL_NAME, TINY_ARGS, Server, http, serving
 
 IDS = prompt(30, seed=21)
 DEFAULTS = {"temperature": "0.7", "top_k": 50, "top_p": "0.95"}
@@ -35,7 +35,8 @@ TOOL = {"type": "function", "function": {"name": "note_car", "parameters": SCHEM
 @pytest.fixture(scope="module")
 def sampling(backend: str, tiny: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server per route for all tests of this file."""
-    config = {"neuron_config": {**TINY_CONFIG["neuron_config"], "on_device_sampling_config": DEFAULTS}}
+    buckets = {"num_batched_tokens_buckets": [512], "num_seqs_buckets": [1, 4]}
+    config = {"neuron_config": {**buckets, "on_device_sampling_config": DEFAULTS}}
     with serving(tiny, backend, tmp_path_factory.mktemp("sampling"), cache, ARGS, config) as running:
         yield running
         statistics = running.rpc("graph_statistics")

@@ -19,35 +19,35 @@ TINY_ENGINE: dict[str, Any] = {
     "num_gpu_blocks_override": 64,
     "seed": 0,
     "additional_config": {
-        "neuron_config": {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 2, 4]},
+        "neuron_config": {"num_batched_tokens_buckets": [128, 256], "num_seqs_buckets": [1, 4]},
     },
 }
 """Small enough to start in seconds; long prompts are split, and 64 blocks hold two requests of full length."""
 
 
 @contextmanager
-def running_llm(path: Path, backend: str, own_process: bool = False, **engine_args: Any) -> Iterator[Any]:
-    """An `LLM` on the checkpoint through one route.
+def running_llm(path: Path, backend: str, **engine_args: Any) -> Iterator[Any]:
+    """An `LLM` on the checkpoint through one route, in this process: one of its own would import vLLM once more.
 
     Args:
         path: checkpoint folder.
         backend: value of VLLM_NEURON_BACKEND.
-        own_process: the engine has a process of its own, which is gone when the block ends. That is vLLM's default, and
-            costs one more import of vLLM: a quarter of a minute.
         engine_args: what differs from `TINY_ENGINE`.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_NEURON_BACKEND", backend)
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(own_process)))
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        llm = LLM(model=str(path), **{**TINY_ENGINE, **engine_args})
         try:
-            yield llm
+            llm = LLM(model=str(path), **{**TINY_ENGINE, **engine_args})
+            try:
+                yield llm
+            finally:
+                llm.llm_engine.engine_core.shutdown()
+                del llm
         finally:
-            llm.llm_engine.engine_core.shutdown()
-            del llm
             gc.collect()
             cleanup_dist_env_and_memory()
 

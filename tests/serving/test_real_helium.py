@@ -45,7 +45,8 @@ def test_example_is_short() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_real_greedy_tokens_of_the_example_equal_those_of_transformers(helium: Path, backend: str) -> None:
-    with running_llm(helium, backend) as llm:
+    buckets = {"neuron_config": {"num_batched_tokens_buckets": [256], "num_seqs_buckets": [4]}}
+    with running_llm(helium, backend, additional_config=buckets) as llm:
         config = llm.llm_engine.vllm_config.model_config
         assert config.architecture == "HeliumForCausalLM" and not config.using_transformers_backend()
         prompts = [prompt(length, seed=length) for length in (5, 130, 300)]

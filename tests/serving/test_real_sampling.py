@@ -13,13 +13,14 @@ from tests.checkpoints import checkpoint, greedy_oracle, logits_oracle
 from tests.serving.engine import BACKENDS, generate, prompt, running_llm
 
 PROMPT = prompt(20, seed=7)
-SAMPLES = 400
+BUCKETS = {"neuron_config": {"num_batched_tokens_buckets": [256], "num_seqs_buckets": [8]}}
+SAMPLES = 250
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Any]]:
     path = checkpoint("llama")
-    with running_llm(path, request.param, max_num_seqs=8, additional_config={}) as llm:
+    with running_llm(path, request.param, max_num_seqs=8, additional_config=BUCKETS) as llm:
         yield path, llm
 
 
@@ -131,7 +132,7 @@ def test_real_logprobs_equal_the_oracle(served: tuple[Path, Any]) -> None:
 
     path, llm = served
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, prompt_logprobs=2, ignore_eos=True)
-    # Longer than the smallest bucket and than one step, so prompt logprobs come in several pieces.
+    # Longer than one step, so prompt logprobs come in several pieces.
     ids = prompt(300, seed=9)
     output = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0]
     tokens = list(output.outputs[0].token_ids)

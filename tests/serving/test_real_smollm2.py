@@ -10,7 +10,7 @@ import torch
 from tests.serving.engine import BACKENDS, running_llm
 
 REAL_TEXT = Path(__file__).parents[2] / "LICENSE"
-TOKENS = 2000
+TOKENS = 1000
 
 
 @cache
@@ -29,11 +29,11 @@ def test_real_perplexity_within_half_a_percent_of_transformers(demo_model: Path,
 
     args = {
         "dtype": "bfloat16",
-        "max_model_len": 2048,
+        "max_model_len": 1024,
         "max_num_seqs": 1,
-        "max_num_batched_tokens": 512,
-        "num_gpu_blocks_override": 80,
-        "additional_config": {"neuron_config": {"num_batched_tokens_buckets": [512]}},
+        "max_num_batched_tokens": 256,
+        "num_gpu_blocks_override": 40,
+        "additional_config": {"neuron_config": {"num_batched_tokens_buckets": [256]}},
     }
     with running_llm(demo_model, backend, **args) as llm:
         ids = llm.get_tokenizer()(REAL_TEXT.read_text())["input_ids"][:TOKENS]
