@@ -8,8 +8,8 @@ from hypothesis import settings
 
 from vllm_neuron.cli import demo_model as demo
 
-# Before anything imports torch. Processes of pytest and what they start share the cores, and products of tiny models only
-# lose by being split.
+# Before anything imports torch: processes of pytest and what they start share the cores, and products of tiny models
+# only lose by being split.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 REPOSITORY = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ LONG = (
     "test_server_faults.py",
     "test_server_sampling.py",
 )
-"""Files that take long, the longest first: pytest-xdist hands out groups in this order, so that none is left for last."""
+"""Files that take long, the longest first: pytest-xdist hands out groups in this order, and none is left for last."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

@@ -7,6 +7,7 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,12 +153,12 @@ def test_warm_up_compiles_the_list_once_each_and_steps_compile_nothing() -> None
 
 def test_warm_start_compiles_and_traces_nothing(tmp_path: Path) -> None:
     cold, warm = StandInRoute(), StandInRoute()
-    first = warm_executor(tmp_path, cold)
-    second = executor(tmp_path, warm)
+    first = warm_executor(tmp_path, cold, SMALL)
+    second = executor(tmp_path, warm, SMALL)
     seen: list[GraphReady] = []
     second.warm_up(seen.append)
-    assert (first.statistics.compiled, first.statistics.cached) == (9, 0)
-    assert (second.statistics.compiled, second.statistics.cached) == (0, 9)
+    assert (first.statistics.compiled, first.statistics.cached) == (3, 0)
+    assert (second.statistics.compiled, second.statistics.cached) == (0, 3)
     assert all(ready.source == "local" and str(ready).endswith("(local cache hit)") for ready in seen)
     assert (warm.traced, warm.compiled) == ([], [])
     tokens = row(PROMPT[:20], 0)
@@ -165,8 +166,9 @@ def test_warm_start_compiles_and_traces_nothing(tmp_path: Path) -> None:
 
 
 def test_warm_start_runs_the_smallest_graph_of_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_executor(tmp_path)
-    second, ran = executor(tmp_path), []
+    resolved = config(num_seqs_buckets=(1, 2))
+    warm_executor(tmp_path, resolved=resolved)
+    second, ran = executor(tmp_path, resolved=resolved), []
     submit = second._submit
     monkeypatch.setattr(second, "_submit", lambda graph, rows: ran.append(graph.name) or submit(graph, rows))
     second.warm_up(lambda ready: None)
@@ -219,19 +221,20 @@ def test_artifacts_of_another_configuration_are_added_to_and_say_what_differs(
 
 
 def test_missing_graph_is_fatal_and_named_when_compiling_is_forbidden(tmp_path: Path) -> None:
-    strict = config(disable_warmup_compile=True)
+    few = replace(SMALL, num_seqs_buckets=(1, 2))
+    strict = replace(few, disable_warmup_compile=True)
     with pytest.raises(CompileForbiddenError, match=r"prefill_t32_ctx256.*VLLM_NEURON_DISABLE_WARMUP_COMPILE=1"):
         executor(tmp_path, resolved=strict).warm_up(lambda ready: None)
-    warm_executor(tmp_path)
+    warm_executor(tmp_path, resolved=few)
     filled = executor(tmp_path, resolved=strict)
     filled.warm_up(lambda ready: None)
-    assert filled.statistics.cached == 9
+    assert filled.statistics.cached == 4
 
     for manifest in (tmp_path / "neuron_native").glob("*/manifest.json"):
-        if "decode_b2_ctx128" in manifest.read_text():
+        if "decode_b2_ctx256" in manifest.read_text():
             (manifest.parent / "blob").unlink()
     route = StandInRoute()
-    with pytest.raises(CompileForbiddenError, match="Graph decode_b2_ctx128 "):
+    with pytest.raises(CompileForbiddenError, match="Graph decode_b2_ctx256 "):
         executor(tmp_path, route, strict).warm_up(lambda ready: None)
     assert route.compiled == []
 

@@ -11,7 +11,7 @@ import pytest
 from tests.caches import new_cache
 from tests.checkpoints import prompt
 from tests.server.completions import assert_next_is_right
-from tests.server.harness import BIN, MODEL_NAME, Server, http, launch, serving, wait_until
+from tests.server.harness import BACKENDS, BIN, MODEL_NAME, Server, http, launch, serving, wait_until
 from vllm_neuron.kernels.cpu import build
 
 GONE_SECONDS = 10
@@ -55,6 +55,7 @@ def write_compiler(path: Path, kernels: Path, quick: Path) -> Path:
         ("neuron_native", "Building the CPU kernels", "api server", "engine"),
         ("vllm_neuron", "Graph 1 of ", "engine", "api server"),
     ],
+    ids=BACKENDS,
 )
 def test_server_killed_while_it_compiles_then_while_it_decodes_then_told_to_stop(
     backend: str,
@@ -73,7 +74,7 @@ def test_server_killed_while_it_compiles_then_while_it_decodes_then_told_to_stop
     cache, quick, env = new_cache(tmp_path / "cache"), tmp_path / "quick", {}
     if backend == "neuron_native":
         monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache))
-        compiler = write_compiler(tmp_path / "bin" / "g++", build.library(), quick)
+        compiler = write_compiler(tmp_path / "bin" / "g++", build.library().resolve(), quick)
         (cache / "neuron" / "kernels").unlink()
         env["PATH"] = f"{compiler.parent}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
     server = launch(tiny, backend, tmp_path, cache, env=env)
