@@ -1,6 +1,5 @@
 """Servers that are stopped or killed leave nothing behind, and say so on /health."""
 
-import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 from tests.caches import new_cache
 from tests.checkpoints import prompt
 from tests.server.completions import assert_next_is_right
-from tests.server.harness import BACKENDS, BIN, MODEL_NAME, Server, http, launch, serving, wait_until
-from vllm_neuron.kernels.cpu import build
+from tests.server.harness import BACKENDS, MODEL_NAME, Server, http, launch, serving, wait_until
+from tests.server.stand_in_compiler import StandInCompiler
 
 GONE_SECONDS = 10
 
@@ -38,17 +37,6 @@ def kill(server: Server, victim: str) -> None:
     (server.process if victim == "api server" else server.engine_core()).kill()
 
 
-def write_compiler(path: Path, kernels: Path, quick: Path) -> Path:
-    """A g++ that hangs until the file `quick` is there, and from then on gives out kernels that were built before."""
-    path.parent.mkdir()
-    path.write_text(
-        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
-        f'[ -e "{quick}" ] || exec sleep 1000\nexec cp "{kernels}" "$2"\n'
-    )
-    path.chmod(0o755)
-    return path
-
-
 @pytest.mark.parametrize(
     ("backend", "compiling", "while_it_compiles", "while_it_decodes"),
     [
@@ -64,20 +52,16 @@ def test_server_killed_while_it_compiles_then_while_it_decodes_then_told_to_stop
     while_it_decodes: str,
     tiny: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three starts on one cache, cold at first. After each end no process is left, and the next start is right.
 
     kill -9 of one process while kernels or graphs are compiled: the next start makes the rest. kill -9 of the other
     while it decodes: the next start finds every graph, and no lock held. SIGTERM while it decodes.
     """
-    cache, quick, env = new_cache(tmp_path / "cache"), tmp_path / "quick", {}
-    if backend == "neuron_native":
-        monkeypatch.setenv("VLLM_CACHE_ROOT", str(cache))
-        compiler = write_compiler(tmp_path / "bin" / "g++", build.library().resolve(), quick)
-        (cache / "neuron" / "kernels").unlink()
-        env["PATH"] = f"{compiler.parent}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
-    server = launch(tiny, backend, tmp_path, cache, env=env)
+    cache = new_cache(tmp_path / "cache")
+    compiler = StandInCompiler(tmp_path / "bin", cache)
+    compiler.held.touch()
+    server = launch(tiny, backend, tmp_path, cache, env=compiler.env)
     try:
         server.wait_for_log(compiling)
         assert server.health() != 200
@@ -86,8 +70,8 @@ def test_server_killed_while_it_compiles_then_while_it_decodes_then_told_to_stop
     finally:
         server.kill_all()
 
-    quick.touch()
-    server = launch(tiny, backend, tmp_path, cache, env=env)
+    compiler.held.unlink()
+    server = launch(tiny, backend, tmp_path, cache, env=compiler.env)
     try:
         server.wait_ready()
         counters = server.rpc("graph_statistics")

@@ -8,6 +8,7 @@ from typing import Any
 from tests.caches import new_cache
 from tests.server.conftest import UNKNOWN_VARIABLE
 from tests.server.harness import Server, launch, run_to_end
+from tests.server.stand_in_compiler import StandInCompiler
 
 GRAPH_LINE = re.compile(r"Graph (\d+) of (\d+): (\S+) ready in [\d.]+ s \((\w+ cache hit|compiled)\)")
 NUM_GRAPHS = 3 + 3 + 1  # token buckets, batch buckets, prompt logits
@@ -22,7 +23,8 @@ def test_servers_that_start_together_compile_each_graph_once_and_are_ready_only_
 ) -> None:
     """On one route: what one server leaves to the other is decided by the cache, which knows nothing of routes."""
     cache = new_cache(tmp_path / "cache")
-    servers = [launch(tiny, "neuron_native", tmp_path, cache) for _ in range(2)]
+    compiler = StandInCompiler(tmp_path / "bin", cache)
+    servers = [launch(tiny, "neuron_native", tmp_path, cache, env=compiler.env) for _ in range(2)]
     try:
         servers[0].wait_for_log("Graph 1 of ")
         if len(graph_lines(servers[0])) < NUM_GRAPHS:
@@ -39,6 +41,7 @@ def test_servers_that_start_together_compile_each_graph_once_and_are_ready_only_
             assert counters["compiles_after_warmup"] == 0
             compiled += mine
         assert len(compiled) == len(set(compiled)) == NUM_GRAPHS
+        assert compiler.builds() == 1, "of the kernels"
         for server in servers:
             server.stop()
     finally:
