@@ -42,7 +42,7 @@ serve: $(WITH_DEMO)
 	    --max-model-len 2048 --max-num-seqs 8 --max-num-batched-tokens 1024 $(SERVE_ARGS)
 
 test: lint
-	$(ON_PATH) python -m pytest --numprocesses 2 --dist loadgroup $(TEST_ARGS)
+	$(ON_PATH) python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(TEST_ARGS)
 
 lint: $(WITH_TEST)
 	$(BIN)/ruff check $(SOURCES)
