@@ -1,5 +1,6 @@
 """Which platform vLLM ends up with, in a process of its own each time: it is chosen once per process."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def test_a_wrong_environment_is_told_in_one_line_and_ends_the_process(
     monkeypatch.delenv("VLLM_NEURON_CPU_MODE")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    logger = logging.getLogger("vllm_neuron")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
     with pytest.raises(SystemExit) as exit_:
         vllm_neuron.register()
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
