@@ -316,10 +316,10 @@ def test_a_compiler_that_hangs_is_ended_in_time(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BEHAVIOUR, "hang")
-    made = compiler(tmp_path, config(**{**vars(SMALL), **COMPILE_ONLY, "compile_timeout": 8}))
+    made = compiler(tmp_path, config(**{**vars(SMALL), **COMPILE_ONLY, "compile_timeout": 20}))
     graph = list_graphs(SMALL)[-1]
     with (
-        pytest.raises(JobFailedError, match=rf"(?s){graph.name}.*_TIMEOUT=8 s"),
+        pytest.raises(JobFailedError, match=rf"(?s){graph.name}.*_TIMEOUT=20 s"),
         precompiled(made, [graph], lambda ready: None),
     ):
         pass
