@@ -1,11 +1,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.caches import cache_of_the_session
 from vllm_neuron.cli import demo_model as demo
 
 # Before anything imports torch: processes of pytest and what they start share the cores, and products of tiny models
@@ -54,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(path: Path) -> int:
     return LONG.index(path.name) if path.name in LONG else len(LONG) + (path.parent.name not in SLOW_FOLDERS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _caches(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    """Tests neither read nor fill the user's own caches: a run has one, whose kernels are built once per checkout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CACHE_ROOT", str(cache_of_the_session(tmp_path_factory, worker_id)))
+        yield
 
 
 @pytest.fixture(scope="session")

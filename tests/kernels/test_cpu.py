@@ -319,8 +319,14 @@ def test_dispatch_takes_these_kernels() -> None:
     assert taken == COVERED[KernelSet.CPU] == set(OPS) - {"rope_tables"}
 
 
-def test_the_build_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_is_kept_and_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
     built = build.library()
+    assert built.read_text() == "built\n"
     monkeypatch.setattr(build, "_build", lambda target: pytest.fail("built again"))
     assert build.library() == built
     assert [path.name for path in built.parent.iterdir() if path.suffix == ".so"] == [built.name]
