@@ -27,7 +27,9 @@ def failed(answer: tuple[int, Any]) -> bool:
 
 
 def start_decoding(server: Server, pool: ThreadPoolExecutor) -> "Future[tuple[int, Any]]":
-    body = {"model": MODEL_NAME, "prompt": prompt(20), "max_tokens": 480, "ignore_eos": True, "temperature": 0}
+    """One request of many prompts: it is still running when a busy machine comes to what is to happen meanwhile."""
+    prompts = [prompt(20, seed=seed) for seed in range(32)]
+    body = {"model": MODEL_NAME, "prompt": prompts, "max_tokens": 480, "ignore_eos": True, "temperature": 0}
     pending = pool.submit(http, "POST", f"{server.url}/v1/completions", body)
     wait_until(lambda: busy(server), 20, "running request", server)
     return pending
