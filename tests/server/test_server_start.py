@@ -99,10 +99,10 @@ def test_server_refuses_an_architecture_by_name(tiny: Path, cache: Path, tmp_pat
     model = tmp_path / "other"
     shutil.copytree(tiny, model)
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"architectures": ["MistralForCausalLM"]}))
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["GemmaForCausalLM"]}))
     code, text = run_to_end(model, "neuron_native", tmp_path, cache)
     assert code not in (0, None)
-    for name in ("MistralForCausalLM", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+    for name in ("GemmaForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         assert name in text
 
 
