@@ -99,6 +99,8 @@ def test_below_minimum_in_the_default_policy() -> None:
         # 2 * 0.5 is just the minimum, but neither 2 * 0.3 nor 1.9 * 0.5 reaches it.
         (1.9, 0, BudgetPolicy(0.5),
          "Increase gpu_memory_utilization=0.5 to 1 and VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3 to 0.53 or more."),
+        # All of the memory is just enough, and the cap leaves it already.
+        (24, 23, BudgetPolicy(0.9, 1.0), "Increase gpu_memory_utilization=0.9 to 1 or more (each at most 1)."),
         (24, 23.5, BudgetPolicy(0.9),
          "No gpu_memory_utilization and no VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION is large enough: all memory that "
          "there is leaves 0.500 GiB, and 1.000 GiB is needed."),

@@ -233,23 +233,23 @@ def _advice_by_default(budget: KVBudget, needed: int) -> str:
             f"No {UTILIZATION} and no {CAP_VARIABLE} is large enough: all memory that there is leaves "
             f"{_gib(budget.without_reserve)}, and {_gib(needed)} is needed."
         )
-    with_more_cap = _least(needed / (memory * utilization))
-    with_more_utilization = max(_least((needed + budget.weights) / memory), _least(needed / (memory * cap)))
+    with_more_cap = needed / (memory * utilization)
+    with_more_utilization = max((needed + budget.weights) / memory, needed / (memory * cap))
     choices = []
     # The cap is no remedy where utilisation leaves too little beside the weights, however large it is.
     if with_more_cap <= 1 and memory * utilization - budget.weights >= needed:
-        choices.append(f"{CAP_VARIABLE}={cap:g} to {with_more_cap:g} or more")
+        choices.append(f"{CAP_VARIABLE}={cap:g} to {_least(with_more_cap):g} or more")
     if with_more_utilization <= 1:
-        choices.append(f"{UTILIZATION}={utilization:g} to {with_more_utilization:g} or more")
+        choices.append(f"{UTILIZATION}={utilization:g} to {_least(with_more_utilization):g} or more")
     if not choices:
-        enough = min(_least(needed / memory), 1)
+        enough = _least(needed / memory)
         return f"Increase {UTILIZATION}={utilization:g} to 1 and {CAP_VARIABLE}={cap:g} to {enough:g} or more."
     return f"Increase {', or '.join(choices)} (each at most 1)."
 
 
 def _least(fraction: float) -> float:
-    """The fraction rounded up to hundredths, so that the printed value does fit in spite of later rounding."""
-    return math.ceil(fraction * 100 + 1e-6) / 100
+    """A fraction of at most 1 rounded up to hundredths, so that the printed value fits in spite of later rounding."""
+    return min(math.ceil(fraction * 100 + 1e-6) / 100, 1)
 
 
 def _gib(num_bytes: int) -> str:
