@@ -21,7 +21,7 @@ PREFILLS = tuple(GraphSpec("prefill", t, 1, CONTEXT) for t in (128, 256, 512, 10
 
 
 def builder(graph: GraphSpec) -> InputBuilder:
-    return InputBuilder(graph, BLOCK_SIZE, 1, 576, torch.bfloat16)
+    return InputBuilder(graph, BLOCK_SIZE, (None,), 576, torch.bfloat16)
 
 
 @pytest.mark.parametrize("requests", [1, 8, 32])

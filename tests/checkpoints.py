@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -60,7 +61,12 @@ _SIZES: dict[str, Any] = {
 KINDS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 16}),
     "llama3": (LlamaConfig, {"head_dim": 16, "tie_word_embeddings": True, "rope_scaling": LLAMA3_ROPE}),
+    "mistral": (MistralConfig, {"sliding_window": 12}),
     "qwen2": (Qwen2Config, {"rope_theta": 1000000.0}),
+    "qwen2-windows": (
+        Qwen2Config,
+        {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
     "qwen3": (Qwen3Config, {"head_dim": 32, "rope_theta": 1000000.0}),
 }
 """Every kind to its configuration class and what it sets besides the common sizes."""

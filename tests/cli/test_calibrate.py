@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.checkpoints import checkpoint, write_checkpoint
-from tests.models.paging import load, new_cache, prefill, shuffled_table
+from tests.models.paging import GROUP_BLOCKS, load, new_cache, prefill, shuffled_table
 from vllm_neuron.cli.main import app
+from vllm_neuron.kv_cache.layout import pool_indexes
 from vllm_neuron.weights.kv_scales import read_kv_scales
 
 TEXT = "".join(chr(97 + (7 * i) % 26) for i in range(100))
@@ -28,20 +29,25 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
-def test_scales_are_the_largest_magnitudes_over_448(text: Path, tmp_path: Path) -> None:
-    source, output = checkpoint("llama"), tmp_path / "calibrated"
+@pytest.mark.parametrize("kind", ["llama", "qwen2-windows"])
+def test_scales_are_the_largest_magnitudes_over_448(kind: str, text: Path, tmp_path: Path) -> None:
+    source, output = checkpoint(kind), tmp_path / "calibrated"
     code, said = calibrate(source, output, text, "--tokens", "60", "--json")
     assert code == 0, said
     assert json.loads(said[said.index("{") :]) | {"largest": None} == {
-        "folder": str(output), "tokens": 60, "layers": 2, "largest": None,
+        "folder": str(output), "tokens": 60, "layers": len(load(source)[0].kv_layers), "largest": None,
     }  # fmt: skip
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(source)(TEXT)["input_ids"][:60]
     model, weights = load(source)
     _, cache = prefill(model, weights, new_cache(model), ids, shuffled_table(), [60])
-    wanted = torch.stack([torch.stack([half.abs().max() for half in layer]) for layer in cache]) / 448
-    scales = read_kv_scales(output, 2)
+    held = [
+        [half[GROUP_BLOCKS * layer.group :][:GROUP_BLOCKS] for half in cache[pool]]
+        for layer, pool in zip(model.kv_layers, pool_indexes(model.kv_layers), strict=True)
+    ]
+    wanted = torch.stack([torch.stack([half.abs().max() for half in halves]) for halves in held]) / 448
+    scales = read_kv_scales(output, len(model.kv_layers))
     assert scales is not None
     torch.testing.assert_close(scales, wanted, rtol=1e-4, atol=0)
 

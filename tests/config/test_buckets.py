@@ -85,6 +85,10 @@ def test_every_size_of_step_has_a_bucket(data: st.DataObject) -> None:
         ({}, {"block_size": -32}, "block_size", ["at least 1"]),
         ({}, {"num_gpu_blocks_override": 8}, "num_gpu_blocks_override", ["at least 9", "Set 9 or more"]),
         ({}, {"num_gpu_blocks_override": 0}, "num_gpu_blocks_override", ["at least 9"]),
+        # A window of 20 and a step of 32 reach 51 tokens, in up to 3 blocks of 32.
+        ({"num_batched_tokens_buckets": [32]},
+         {"num_gpu_blocks_override": 3, "kv_windows": (20,), "max_num_batched_tokens": 32},
+         "num_gpu_blocks_override", ["at least 4"]),
         ({}, {"max_num_seqs": 300}, "max_num_seqs", ["256 tokens", "Lower max_num_seqs to 256"]),
         ({"num_seqs_buckets": [1, 300]}, {"max_num_seqs_set": False}, SEQS, ["256 tokens"]),
         ({"num_batched_tokens_buckets": [128]}, {"max_num_batched_tokens": 128, "enable_chunked_prefill": False},

@@ -59,6 +59,11 @@ TOKENS = "tests/serving/test_real_token_equality.py"
 WORKS = (
     Works("Llama 2 and 3.x, Qwen2, Qwen3 (dense)", "greedy tokens equal transformers' in float32", (TOKENS,)),
     Works(
+        "sliding windows: Mistral, and Qwen2 and Qwen3 with use_sliding_window",
+        "greedy tokens past the window equal transformers'; a window's blocks hold a prompt of full length",
+        ("tests/serving/test_real_sliding_window.py",),
+    ),
+    Works(
         "bfloat16",
         "perplexity of SmolLM2 within half a percent of transformers'",
         ("tests/serving/test_real_smollm2.py::test_real_perplexity_within_half_a_percent_of_transformers",),

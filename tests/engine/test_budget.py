@@ -99,6 +99,8 @@ def test_below_minimum_in_the_default_policy() -> None:
         # 2 * 0.5 is just the minimum, but neither 2 * 0.3 nor 1.9 * 0.5 reaches it.
         (1.9, 0, BudgetPolicy(0.5),
          "Increase gpu_memory_utilization=0.5 to 1 and VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION=0.3 to 0.53 or more."),
+        # All of the memory is just enough, and the cap leaves it already.
+        (24, 23, BudgetPolicy(0.9, 1.0), "Increase gpu_memory_utilization=0.9 to 1 or more (each at most 1)."),
         (24, 23.5, BudgetPolicy(0.9),
          "No gpu_memory_utilization and no VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION is large enough: all memory that "
          "there is leaves 0.500 GiB, and 1.000 GiB is needed."),
@@ -174,22 +176,26 @@ def test_no_headroom_can_help_when_the_memory_is_not_there() -> None:
 def test_one_full_request_must_fit() -> None:
     # 4 MiB a block: 40960 tokens of 32 are 1280 blocks, and the null block: 5.004 GiB.
     budget = cpu_budget(8 * GIB, 1, BudgetPolicy(0.9))
+
+    def blocks(tokens: int) -> int:
+        return -(-tokens // 32)
+
     with pytest.raises(KVBudgetError) as caught:
-        require_one_request(budget, 4 << 20, 32, 40960)
+        require_one_request(budget, 4 << 20, blocks, 40960)
     text = str(caught.value)
     assert "needs a KV cache of 5.004 GiB, but the budget is 2.160 GiB" in text
     # 2.16 GiB are 552 whole blocks, one of which is the null block.
     assert "The longest context that fits is 17632 tokens. Set max_model_len to 17632 or less" in text
-    require_one_request(budget, 4 << 20, 32, 17632)
+    require_one_request(budget, 4 << 20, blocks, 17632)
     with pytest.raises(KVBudgetError):
-        require_one_request(budget, 4 << 20, 32, 17633)
+        require_one_request(budget, 4 << 20, blocks, 17633)
 
 
 def test_blocks_set_by_hand_must_hold_one_request_and_the_null_block() -> None:
-    require_blocks_for_one_request(17, 32, 512)
+    require_blocks_for_one_request(17, 16, 32, 512)
     for blocks in (15, 16):
         with pytest.raises(KVBudgetError, match=rf"num_gpu_blocks_override={blocks} is too small.*to 17 or more"):
-            require_blocks_for_one_request(blocks, 32, 512)
+            require_blocks_for_one_request(blocks, 16, 32, 512)
 
 
 @given(value=st.integers(0, 1 << 45), wobble=st.integers(0, 1 << 20))

@@ -21,7 +21,7 @@ TABLE = WEIGHTS["embed"]
 
 
 def builder(graph: GraphSpec = GRAPH, dtype: torch.dtype = torch.float32) -> InputBuilder:
-    return InputBuilder(graph, 16, 1, HIDDEN, dtype)
+    return InputBuilder(graph, 16, (None,), HIDDEN, dtype)
 
 
 def row(ids: np.ndarray, embeddings: torch.Tensor | None = None, start: int = 0) -> Row:
@@ -51,7 +51,7 @@ def test_the_mask_holds_the_given_rows_only(count: int, embedded: int, start: in
 
 @pytest.mark.parametrize("embedded", [1, 15, 16, 31, 32])
 def test_rows_of_the_embedding_table_are_the_tokens(embedded: int) -> None:
-    tokens = InputBuilder(GraphSpec("prefill", 32, 1, 64), 16, 1).build([row(IDS)])
+    tokens = InputBuilder(GraphSpec("prefill", 32, 1, 64), 16, (None,)).build([row(IDS)])
     # The row's ids mean nothing where an embedding is given.
     ids = np.where(np.arange(32) < embedded, 1_000_000, IDS).astype(np.int32)
     mixed = builder().build([row(ids, TABLE[IDS[:embedded]])])

@@ -24,6 +24,7 @@ from vllm_neuron.engine.inputs import Row
 from vllm_neuron.engine.progress import GraphReady, warm_up_progress
 from vllm_neuron.kernels.dispatch import KernelSet
 from vllm_neuron.kernels.nki_ops import NkiOptions
+from vllm_neuron.kv_cache.layout import layer_shapes, num_groups
 from vllm_neuron.models.model import Model, StepInputs
 
 VOCAB = 96
@@ -61,15 +62,15 @@ def row(token_ids: list[int], start: int, blocks: list[int] = BLOCKS, wants_logi
 
 
 def dense_logits(model: Model, token_ids: list[int]) -> torch.Tensor:
-    """[n, V]: the whole sequence in one step, its blocks in order, one block as long as the sequence."""
-    count = len(token_ids)
-    shape = (2, count, 2, 8)
-    cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in model.kv_layers]
+    """[n, V]: the whole sequence in one step, a block as long as the sequence for each KV group."""
+    count, groups = len(token_ids), num_groups(model.kv_layers)
+    shapes = layer_shapes(model.kv_layers, 1 + groups, count)
+    cache = [(torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
     inputs = StepInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),
         positions=torch.arange(count, dtype=torch.int32),
-        block_tables=(torch.tensor([[1]], dtype=torch.int32),),
-        slot_mappings=(torch.arange(count, 2 * count, dtype=torch.int32),),
+        block_tables=tuple(torch.tensor([[1 + group]], dtype=torch.int32) for group in range(groups)),
+        slot_mappings=tuple(torch.arange(count, dtype=torch.int32) + (1 + group) * count for group in range(groups)),
         logits_rows=torch.tensor([count - 1], dtype=torch.int32),
     )
     weights = {**random_weights(model), **model.constants}

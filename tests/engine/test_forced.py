@@ -1,5 +1,7 @@
 """Sequences whose tokens are known, through the graphs that serve them, with a stand-in for the compile route."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,8 +19,14 @@ PROMPTS = [38, 8]
 CHUNKS = {32, 6, 8, 18, 20}
 
 
-def test_every_position_has_the_logits_of_the_whole_sequence_and_layers_add_up() -> None:
-    model, route = tiny_model(), StandInRoute()
+WINDOWS = {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_hidden_layers": 3, **WINDOWS}], ids=["full attention", "three KV groups"]
+)
+def test_every_position_has_the_logits_of_the_whole_sequence_and_layers_add_up(changes: dict[str, Any]) -> None:
+    model, route = tiny_model(**changes), StandInRoute()
     resolved = config(num_batched_tokens_buckets=(32,), decode_context_length_buckets=(256,))
     graphs = graphs_for_validation(resolved, CHUNKS, {2})
     weights = random_weights(model)

@@ -8,18 +8,23 @@ from hypothesis import strategies as st
 
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.inputs import InputBuilder, Row
+from vllm_neuron.kv_cache.blocks import first_visible
 from vllm_neuron.models.model import StepInputs
 
 VOCAB = 1000
 
 
+Windows = tuple[int | None, ...]
+
+
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[GraphSpec, int, list[Row]]:
-    """A graph, a block size, and live rows whose requests own disjoint blocks, as the block manager guarantees."""
+def steps(draw: st.DrawFn) -> tuple[GraphSpec, int, Windows, list[Row]]:
+    """A graph, a block size, the groups' windows, and live rows whose requests own disjoint blocks, as the block
+    manager guarantees; it has taken back what lies before a window."""
     block_size = draw(st.sampled_from([1, 3, 16, 32]))
-    columns = draw(st.integers(1, 6))
+    columns = draw(st.integers(1, 6) | st.just(20))
     context = columns * block_size
-    groups = draw(st.integers(1, 2))
+    windows = tuple(draw(st.lists(st.none() | st.integers(1, 70), min_size=1, max_size=2)))
     if draw(st.booleans()):
         graph = GraphSpec("prefill", draw(st.integers(1, 40)), 1, context)
         live = draw(st.integers(0, 1))
@@ -28,25 +33,28 @@ def steps(draw: st.DrawFn) -> tuple[GraphSpec, int, list[Row]]:
         graph = GraphSpec("decode", batch, batch, context)
         live = draw(st.integers(0, batch))
     rows = []
-    free = [list(draw(st.permutations(range(1, 60)))) for _ in range(groups)]
+    order = np.random.default_rng(draw(st.integers(0, 1000)))
+    free = [order.permutation(np.arange(1, 200)).tolist() for _ in windows]
     for _ in range(live):
         most = min(graph.tokens if graph.kind == "prefill" else 1, context)
         count = draw(st.integers(1, most))
         start = draw(st.integers(0, context - count))
         # A request may own blocks beyond the step: for tokens to come, beyond the graph's context even.
         owned = -(-(start + count) // block_size) + draw(st.integers(0, 3))
-        block_ids = tuple(np.array([free[g].pop() for _ in range(owned)], dtype=np.int32) for g in range(groups))
+        block_ids = tuple(np.array([free[g].pop() for _ in range(owned)], dtype=np.int32) for g in range(len(windows)))
+        for ids, window in zip(block_ids, windows, strict=True):
+            ids[: first_visible(start, window) // block_size] = 0
         token_ids = np.array(draw(st.lists(st.integers(1, VOCAB), min_size=count, max_size=count)), dtype=np.int32)
         rows.append(Row(token_ids, start, block_ids))
-    return graph, block_size, rows
+    return graph, block_size, windows, rows
 
 
 @given(step=steps(), dirty=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_inputs_of_any_step(step: tuple[GraphSpec, int, list[Row]], dirty: bool) -> None:
-    graph, block_size, rows = step
-    groups = len(rows[0].block_ids) if rows else 1
-    builder = InputBuilder(graph, block_size, groups)
+def test_inputs_of_any_step(step: tuple[GraphSpec, int, Windows, list[Row]], dirty: bool) -> None:
+    graph, block_size, windows, rows = step
+    groups = len(windows)
+    builder = InputBuilder(graph, block_size, windows)
     if dirty:
         for tensor in _tensors(builder.inputs):
             tensor.fill_(987_654)
@@ -73,10 +81,20 @@ def test_inputs_of_any_step(step: tuple[GraphSpec, int, list[Row]], dirty: bool)
         assert min(slots[:live], default=block_size) >= block_size, "a live row may not write to the null block"
         assert all(0 <= slot < block_size for slot in slots[live:]), "padding writes to the null block only"
         table = inputs.block_tables[group].tolist()
+        positions = inputs.positions_in_table(group).tolist()
         for request, row in enumerate(rows):
-            used = (row.start + len(row.token_ids) - 1) // block_size + 1
-            assert table[request][:used] == row.block_ids[group][:used].tolist()
+            first = row.start - positions[request] if len(table[0]) * block_size < graph.context else 0
+            assert first % block_size == 0
+            # Never more than a block before the window: what lies there may be another request's by now.
+            assert first_visible(row.start, windows[group]) - block_size < first or first == 0
+            assert first <= first_visible(row.start, windows[group])
+            begin, end = first // block_size, (row.start + len(row.token_ids) - 1) // block_size + 1
+            used = end - begin
+            assert table[request][:used] == row.block_ids[group][begin:end].tolist()
             assert set(table[request][used:]) <= {0}
+            rows_of = range(len(row.token_ids)) if graph.kind == "prefill" else [request]
+            assert [positions[i] for i in rows_of] == [inputs.positions.tolist()[i] - first for i in rows_of]
+            assert graph.kind == "decode" or set(positions[live:]) <= {positions[live - 1]}
         assert all(set(row) <= {0} for row in table[len(rows) :])
 
     rows_with_logits = inputs.logits_rows.tolist()
@@ -89,9 +107,9 @@ def test_inputs_of_any_step(step: tuple[GraphSpec, int, list[Row]], dirty: bool)
 
 @given(step=steps())
 @settings(max_examples=50, deadline=None)
-def test_shapes_strides_and_identity_never_change(step: tuple[GraphSpec, int, list[Row]]) -> None:
-    graph, block_size, rows = step
-    builder = InputBuilder(graph, block_size, len(rows[0].block_ids) if rows else 1)
+def test_shapes_strides_and_identity_never_change(step: tuple[GraphSpec, int, Windows, list[Row]]) -> None:
+    graph, block_size, windows, rows = step
+    builder = InputBuilder(graph, block_size, windows)
     warm_up = [(id(t), t.data_ptr(), t.shape, t.stride(), t.dtype) for t in _tensors(builder.build(()))]
     real = [(id(t), t.data_ptr(), t.shape, t.stride(), t.dtype) for t in _tensors(builder.build(rows))]
     assert warm_up == real
@@ -124,14 +142,34 @@ DECODE = GraphSpec("decode", 2, 2, 32)
 )
 def test_rows_that_do_not_fit_are_refused(graph: GraphSpec, rows: list[Row], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        InputBuilder(graph, 16, 1).build(rows)
+        InputBuilder(graph, 16, (None,)).build(rows)
 
 
 def test_freed_blocks_behind_a_window_may_be_null() -> None:
-    inputs = InputBuilder(DECODE, 16, 1).build([_row(1, 20, [0, 7])])
+    inputs = InputBuilder(DECODE, 16, (None,)).build([_row(1, 20, [0, 7])])
     assert inputs.block_tables[0].tolist() == [[0, 7], [0, 0]]
     assert inputs.slot_mappings[0].tolist() == [7 * 16 + 4, 0]
 
 
+def test_a_table_with_a_window_begins_where_the_window_does() -> None:
+    inputs = InputBuilder(GraphSpec("decode", 2, 2, 512), 16, (None, 20)).build(
+        [Row(np.ones(1, dtype=np.int32), 300, (np.arange(1, 20), np.arange(41, 60)))]
+    )
+    # The window are positions 281 to 300, in blocks 17 and 18; at most it lies in 3 blocks. 128 tokens are 8.
+    assert [table.shape for table in inputs.block_tables] == [(2, 32), (2, 8)]
+    assert inputs.block_tables[1].tolist() == [[58, 59, *[0] * 6], [0] * 8]
+    assert [inputs.positions_in_table(group).tolist() for group in (0, 1)] == [[300, 0], [300 - 17 * 16, 0]]
+    assert inputs.slot_mappings[1].tolist() == [59 * 16 + 300 % 16, 0]
+
+
+def test_a_null_block_inside_a_window_is_refused() -> None:
+    blocks = np.arange(1, 20)
+    blocks[17] = 0
+    with pytest.raises(ValueError, match="KV group 0 has blocks"):
+        InputBuilder(GraphSpec("decode", 2, 2, 512), 16, (20,)).build([Row(np.ones(1, dtype=np.int32), 300, (blocks,))])
+
+
 def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
-    return [inputs.token_ids, inputs.positions, *inputs.block_tables, *inputs.slot_mappings, inputs.logits_rows]
+    trimmed = [positions for positions in inputs.table_positions if isinstance(positions, torch.Tensor)]
+    shared = [inputs.token_ids, inputs.positions, inputs.logits_rows]
+    return [*shared, *inputs.block_tables, *inputs.slot_mappings, *trimmed]

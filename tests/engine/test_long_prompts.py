@@ -91,7 +91,7 @@ def test_64k_tokens_in_segments_are_exact_and_take_no_more_memory(tmp_path: Path
 
 def arguments(model: Model, context: int) -> tuple[Weights, list[tuple[torch.Tensor, torch.Tensor]], StepInputs]:
     """Of a prefill step of a segment, without memory."""
-    builder = InputBuilder(GraphSpec("prefill", SEGMENT, 1, context), BLOCK_SIZE, 1)
+    builder = InputBuilder(GraphSpec("prefill", SEGMENT, 1, context), BLOCK_SIZE, (None,))
     inputs = pytree.tree_map(lambda tensor: torch.empty_like(tensor, device="meta"), builder.inputs)
     shapes = layer_shapes(model.kv_layers, context // BLOCK_SIZE + 1, BLOCK_SIZE)
     weights = {name: torch.empty(s.shape, device="meta") for name, s in model.weight_table.items()}

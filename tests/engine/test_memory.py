@@ -36,7 +36,7 @@ def test_default_start_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
         "  minimum  1 GiB (VLLM_NEURON_MIN_KV_BUDGET_GIB)",
         "  taken    5.000 GiB: the budget rounded down, so that the next start finds the same graphs",
         "  blocks   1310720 of 16 tokens and 4096 bytes (2 layers in float32), one of them for padding",
-        "  tokens   20971504, which are 320.00 requests of max_model_len=65536",
+        "  tokens   20971504, or 320.00 requests of max_model_len=65536",
     ]
     slightly_less = kv_budget_on_cpu(resolved, int(19.5 * GIB), 1)
     assert kv_cache_bytes(resolved, tiny_model(), torch.float32, slightly_less) == 5 * GIB

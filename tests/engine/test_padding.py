@@ -32,7 +32,7 @@ def row(request: int, start: int, count: int) -> Row:
 def run(graph: GraphSpec, rows: list[Row]) -> tuple[StepOutputs, set[int]]:
     """The step's outputs, and the slots whose keys or values it changed in any layer."""
     before = canaries()
-    inputs = InputBuilder(graph, BLOCK_SIZE, 1).build(rows)
+    inputs = InputBuilder(graph, BLOCK_SIZE, (None,)).build(rows)
     outputs, after = MODEL.step(WEIGHTS, [(k.clone(), v.clone()) for k, v in before], inputs)
     changed: set[int] = set()
     for old, new in zip(before, after, strict=True):

@@ -128,7 +128,7 @@ def test_graphs_that_sample_have_names_of_their_own_and_none_for_prompt_logits()
 
 def builder(sampling: str = "device") -> SampledInputBuilder:
     assert sampling in ("device", "greedy")
-    return SampledInputBuilder(GraphSpec("decode", 4, 4, 256, sampling, 6), 16, 1, 70)  # type: ignore[arg-type]
+    return SampledInputBuilder(GraphSpec("decode", 4, 4, 256, sampling, 6), 16, (None,), 70)  # type: ignore[arg-type]
 
 
 def test_inputs_of_padding_rows_are_harmless_whatever_was_there_before() -> None:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import KINDS, checkpoint, greedy_oracle, logits_oracle, prompt, write_checkpoint
 from tests.models.paging import decode_inputs, load, new_cache, prefill, prefill_inputs, shuffled_table
+from vllm_neuron.kv_cache.layout import num_groups
 
 TOLERANCE = 1e-4
 
@@ -60,17 +61,17 @@ def test_variants_match_transformers(variant: str, tmp_path: Path) -> None:
 def test_batched_greedy_decoding_matches_transformers(kind: str) -> None:
     """Three requests of different lengths in a padded batch of four."""
     model, weights = load(checkpoint(kind))
-    cache = new_cache(model)
+    cache, groups = new_cache(model), num_groups(model.kv_layers)
     blocks = shuffled_table(width=24)
     tables = [blocks[:8], blocks[8:16], blocks[16:]]
     prompts = [prompt(length, seed=length) for length in (1, 9, 24)]
     produced: list[list[int]] = [[], [], []]
     for request, token_ids in enumerate(prompts):
-        outputs, cache = model.step(weights, cache, prefill_inputs(token_ids, 0, tables[request], bucket=32))
+        outputs, cache = model.step(weights, cache, prefill_inputs(token_ids, 0, tables[request], 32, groups))
         produced[request].append(int(outputs.logits[0].argmax()))
     for step in range(11):
         positions = [len(token_ids) + step for token_ids in prompts]
-        inputs = decode_inputs([tokens[-1] for tokens in produced], positions, tables, bucket=4)
+        inputs = decode_inputs([tokens[-1] for tokens in produced], positions, tables, 4, groups)
         outputs, cache = model.step(weights, cache, inputs)
         for request, tokens in enumerate(produced):
             tokens.append(int(outputs.logits[request].argmax()))
@@ -135,7 +136,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_in_bfloat16(kind: str, 
 def test_the_step_traces_without_values_or_literals(kind: str) -> None:
     """Fake tensors go through, nothing is mutated in place, and no tensor is baked into the graph."""
     model, weights = load(checkpoint(kind))
-    inputs = decode_inputs([1, 2], [0, 0], [shuffled_table()] * 2, bucket=2)
+    inputs = decode_inputs([1, 2], [0, 0], [shuffled_table()] * 2, 2, num_groups(model.kv_layers))
     step = model.step
 
     def function(weights: Any, cache: Any, inputs: Any) -> Any:

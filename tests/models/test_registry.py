@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.checkpoints import KINDS, make_model
 from vllm_neuron.models.errors import UnsupportedArchitectureError, UnsupportedModelError
@@ -60,22 +60,38 @@ def test_an_unknown_architecture_is_refused_with_the_list_of_ours(architectures:
     assert all(name in str(error.value) for name in (*ARCHITECTURES, ONBOARDING_GUIDE))
 
 
+def windows(hf_config: PretrainedConfig) -> list[int | None]:
+    return [layer.window for layer in build_model(hf_config).kv_layers]
+
+
 @pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config])
-def test_sliding_window_layers_are_refused(config_class: type[PretrainedConfig]) -> None:
+def test_sliding_windows_of_qwen(config_class: type[PretrainedConfig]) -> None:
     sizes = {"num_hidden_layers": 4, "sliding_window": 512}
-    with pytest.raises(UnsupportedModelError, match=r"not supported yet: sliding-window layers .*=512 on 1 of 4"):
-        build_model(config(config_class, use_sliding_window=True, max_window_layers=3, **sizes))
-    build_model(config(config_class, use_sliding_window=True, max_window_layers=4, **sizes))
-    build_model(config(config_class, use_sliding_window=False, max_window_layers=0, **sizes))
+    for first in (0, 1, 3, 4):
+        mixed = config(config_class, use_sliding_window=True, max_window_layers=first, **sizes)
+        assert windows(mixed) == [None] * first + [512] * (4 - first)
+        mixed.layer_types = None
+        assert windows(mixed) == [None] * first + [512] * (4 - first)
+    assert windows(config(config_class, use_sliding_window=False, max_window_layers=0, **sizes)) == [None] * 4
 
 
-def test_sliding_window_is_seen_in_configurations_without_layer_types() -> None:
-    old = config(Qwen2Config, num_hidden_layers=4, use_sliding_window=True, max_window_layers=2)
-    old.layer_types = None
-    with pytest.raises(UnsupportedModelError, match="on 2 of 4 layers"):
-        build_model(old)
-    old.use_sliding_window = False
-    build_model(old)
+def test_sliding_windows_of_mistral() -> None:
+    assert windows(config(MistralConfig, num_hidden_layers=3, sliding_window=512)) == [512] * 3
+    assert windows(config(MistralConfig, num_hidden_layers=3, sliding_window=None)) == [None] * 3
+
+
+@pytest.mark.parametrize(("max_model_len", "window"), [(512, None), (513, 512), (None, 512)])
+def test_a_window_as_long_as_any_sequence_is_none(max_model_len: int | None, window: int | None) -> None:
+    model = build_model(config(MistralConfig, num_hidden_layers=1, sliding_window=512), max_model_len)
+    assert model.kv_layers[0].window == window
+
+
+@pytest.mark.parametrize(("kinds", "named"), [(["full_attention", "chunked_attention"], "chunked"), ([], "0 layers")])
+def test_other_kinds_of_attention_are_refused(kinds: list[str], named: str) -> None:
+    other = config(Qwen2Config, num_hidden_layers=2)
+    other.layer_types = kinds
+    with pytest.raises(UnsupportedModelError, match=f"not supported yet: layer_types.*{named}.*num_hidden_layers=2"):
+        build_model(other)
 
 
 def test_other_activations_are_refused() -> None:

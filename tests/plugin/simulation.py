@@ -1,7 +1,8 @@
 """vLLM's scheduler and our model runner around a model whose answer depends on every token it finds in its KV cache.
 
 The "model" keeps token ids where a real one keeps keys and values, in the same blocks and slots. Its next token is a
-hash of all it reads, so one wrong block, position or token anywhere shows in the answer; `answer` is the oracle.
+hash of all it reads, so one wrong block, position or token anywhere shows in the answer; `answer` is the oracle. With
+several KV groups it reads each group's part of the context in turn: all of it, or as much as the group's window shows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -26,6 +27,7 @@ from tests.checkpoints import VOCAB_SIZE, checkpoint
 from vllm_neuron.engine.executor import SubmittedStep
 from vllm_neuron.engine.inputs import NOT_FED, Row, RowSampling
 from vllm_neuron.engine.queue import DeviceQueue
+from vllm_neuron.kv_cache.blocks import first_visible
 from vllm_neuron.models.model import StepOutputs
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.scheduler import NeuronScheduler
@@ -33,6 +35,8 @@ from vllm_neuron.sampling import ALLOW_ALL, SamplingInputs, mask_words, sample
 
 BLOCK_SIZE = 8
 HIDDEN = 4
+Windows = tuple[int | None, ...]
+"""Per KV group how many tokens it looks back on; None is all."""
 
 
 def make_config(**args: Any) -> VllmConfig:
@@ -48,11 +52,12 @@ def scores(context: Sequence[int]) -> np.ndarray:
     return np.random.default_rng([len(context), *context]).standard_normal(VOCAB_SIZE).astype(np.float32)
 
 
-def answer(prompt: Sequence[int], count: int) -> list[int]:
+def answer(prompt: Sequence[int], count: int, windows: Windows = (None,)) -> list[int]:
     """What greedy decoding appends to the prompt."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(scores(tokens).argmax()))
+        seen = [token for window in windows for token in tokens[first_visible(len(tokens) - 1, window) :]]
+        tokens.append(int(scores(seen).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -66,7 +71,8 @@ def embedded(prompt: Sequence[int]) -> torch.Tensor:
 class CachingExecutor:
     """In place of `GraphExecutor`; remembers the steps."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, windows: Windows) -> None:
+        self._windows = windows
         self._cache = np.full(num_blocks * BLOCK_SIZE, -1)
         self.steps: list[tuple[str, int]] = []
         self.sampled: list[RowSampling] = []
@@ -115,11 +121,15 @@ class CachingExecutor:
         contents = row.token_ids.copy()
         if row.embeddings is not None:
             contents[: len(row.embeddings)] = row.embeddings[:, 0].numpy()
-        positions = np.arange(row.end)
-        slots = row.block_ids[0][positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        assert slots.min() >= BLOCK_SIZE, "the null block is never written to"
-        self._cache[slots[row.start :]] = contents
-        return torch.from_numpy(scores(self._cache[slots].tolist()))[None]
+        seen: list[int] = []
+        for window, block_ids in zip(self._windows, row.block_ids, strict=True):
+            first = first_visible(row.start, window)
+            positions = np.arange(first, row.end)
+            slots = block_ids[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+            assert slots.min() >= BLOCK_SIZE, "the null block is never written to, nor read"
+            self._cache[slots[row.start - first :]] = contents
+            seen += self._cache[slots[first_visible(row.end - 1, window) - first :]].tolist()
+        return torch.from_numpy(scores(seen))[None]
 
 
 @dataclass
@@ -138,12 +148,13 @@ class Simulation:
     Args:
         config: vLLM's configuration.
         num_blocks: NB, blocks of the KV cache.
+        windows: the KV groups.
     """
 
-    def __init__(self, config: VllmConfig, num_blocks: int) -> None:
+    def __init__(self, config: VllmConfig, num_blocks: int, windows: Windows = (None,)) -> None:
         config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        kv_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        groups = [KVCacheGroupSpec([f"layer {index}"], _spec(window)) for index, window in enumerate(windows)]
+        kv_config = KVCacheConfig(num_blocks, [], groups)
         self.scheduler = NeuronScheduler(
             vllm_config=config,
             kv_cache_config=kv_config,
@@ -151,10 +162,10 @@ class Simulation:
             block_size=BLOCK_SIZE,
             log_stats=True,
         )
-        self.executor = CachingExecutor(num_blocks)
+        self.executor = CachingExecutor(num_blocks, windows)
         model: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
         executor: Any = self.executor
-        self.runner = NeuronModelRunner(config, executor, model, 1)
+        self.runner = NeuronModelRunner(config, executor, model, len(windows))
         hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(BLOCK_SIZE, hash_fn)
@@ -235,6 +246,11 @@ class Simulation:
         assert pool.get_num_free_blocks() == self._num_blocks - 1, "a block has leaked"
         self.step()
         assert not len(self.runner.states), "the runner keeps a request that is gone"
+
+
+def _spec(window: int | None) -> FullAttentionSpec | SlidingWindowSpec:
+    sizes: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    return FullAttentionSpec(**sizes) if window is None else SlidingWindowSpec(**sizes, sliding_window=window)
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> Iterator[list[int]]:

@@ -1,10 +1,12 @@
 """From vLLM's configuration and a machine's memory to KV blocks, with faked machines; and who agrees on them."""
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
@@ -12,14 +14,17 @@ from tests.checkpoints import write_checkpoint
 from tests.models.fp8 import LLM_COMPRESSOR, MODELOPT, write_checkpoint_with_kv_scales
 from tests.plugin.test_platform import make_config
 from vllm_neuron.kv_cache.budget import GIB, KVBudgetError
+from vllm_neuron.kv_cache.layout import block_bytes, pool_indexes
+from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin import memory
-from vllm_neuron.plugin.kv_specs import kv_cache_specs
+from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.models import served_model
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
 
 BLOCK = 2 * 2 * 2 * 16 * 4 * 32
 """Bytes: 2 layers, keys and values, 2 heads of 16 float32, 32 tokens."""
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def blocks(vllm_config: VllmConfig) -> int:
@@ -96,6 +101,23 @@ def test_workers_that_measure_differently_get_the_same_blocks() -> None:
     specs = kv_cache_specs(served_model(config), 32, model_dtype(config))
     found = get_kv_cache_configs(config, [specs, specs], [5 * GIB, 4 * GIB])
     assert [one.num_blocks for one in found] == [4 * GIB // BLOCK] * 2
+
+
+def test_vllm_groups_layers_as_the_model_does() -> None:
+    """Where it does not, `require_groups` raises."""
+    config = make_config()
+    for kinds in (kinds for layers in range(1, 8) for kinds in itertools.product((FULL, SLIDING), repeat=layers)):
+        hf_config = Qwen2Config(num_hidden_layers=len(kinds), architectures=["Qwen2ForCausalLM"])
+        hf_config.layer_types, hf_config.sliding_window = list(kinds), 40
+        model = build_model(hf_config)
+        specs = kv_cache_specs(model, 32, model_dtype(config))
+        (found,) = get_kv_cache_configs(config, [specs], [8 * GIB])
+        require_groups(found, model)
+        pools = [[int(name.split(".")[1]) for name in tensor.shared_by] for tensor in found.kv_cache_tensors]
+        assert [pool_indexes(model.kv_layers)[layer] for pool in pools for layer in pool] == [
+            index for index, pool in enumerate(pools) for _ in pool
+        ]
+        assert found.num_blocks == 8 * GIB // block_bytes(model.kv_layers, 32, model_dtype(config))
 
 
 @pytest.mark.parametrize("layout", [LLM_COMPRESSOR, MODELOPT], ids=["llm-compressor", "ModelOpt"])

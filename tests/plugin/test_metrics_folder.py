@@ -49,17 +49,23 @@ def main():
         print(os.path.isdir(os.environ["{variable}"]))
 
 if __name__ == "__main__":
-    main()
+    # Each server is a process of its own.
+    for _ in range({starts}):
+        pid = os.fork()
+        if not pid:
+            main()
+            sys.exit()
+        assert os.waitpid(pid, 0)[1] == 0
 """
 
 
 SERIES = "never_set 0.0 running 3.0 steps_total 2.0"
 
 
-def serve(folder: Path, *arguments: str, first: str = "", **env: str) -> list[str]:
-    """Lines that a server printed; `first` is what its program begins with."""
+def serve(folder: Path, *arguments: str, first: str = "", starts: int = 1, **env: str) -> list[str]:
+    """Lines that servers printed, one after the other; `first` is what their program begins with."""
     program = folder / "server.py"
-    program.write_text(SERVER.format(first=textwrap.dedent(first), variable=VARIABLE))
+    program.write_text(SERVER.format(first=textwrap.dedent(first), variable=VARIABLE, starts=starts))
     clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "_NEURON_METRICS_FOLDER")}
     env = {**clean, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), **env}
     done = subprocess.run([sys.executable, str(program), *arguments], env=env, capture_output=True, text=True)
@@ -70,11 +76,17 @@ def serve(folder: Path, *arguments: str, first: str = "", **env: str) -> list[st
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("first", ["", "import prometheus_client"])
 def test_processes_of_a_server_share_a_folder_that_goes_with_it(method: str, first: str, tmp_path: Path) -> None:
-    for _ in range(2):
-        ((folder, *series),) = [line.split(" ", 1) for line in serve(tmp_path, method, first=first)]
-        assert Path(folder).name.startswith(PREFIX)
-        assert series == [SERIES]
-        assert list(tmp_path.glob(f"{PREFIX}*")) == []
+    ((folder, *series),) = [line.split(" ", 1) for line in serve(tmp_path, method, first=first)]
+    assert Path(folder).name.startswith(PREFIX)
+    assert series == [SERIES]
+    assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+def test_twenty_starts_leave_no_folder(tmp_path: Path) -> None:
+    lines = serve(tmp_path, "fork", first="import prometheus_client", starts=20)
+    assert [line.split(" ", 1)[1] for line in lines] == [SERIES] * 20
+    assert len({line.split()[0] for line in lines}) == 20
+    assert list(tmp_path.glob(f"{PREFIX}*")) == []
 
 
 def test_servers_that_inherit_the_environment_of_another_do_not_mix_with_it(tmp_path: Path) -> None:
@@ -98,8 +110,8 @@ def test_a_process_removes_the_folder_of_the_server_it_belongs_to_alone(
 
 def test_a_folder_of_the_user_stays_and_counts_no_earlier_server(tmp_path: Path) -> None:
     named = tmp_path / "mine" / "metrics"
-    for _ in range(2):
-        assert serve(tmp_path, "fork", **{VARIABLE: str(named)}) == [f"{named} {SERIES}"]
+    lines = serve(tmp_path, "fork", first="import prometheus_client", starts=20, **{VARIABLE: str(named)})
+    assert lines == [f"{named} {SERIES}"] * 20
     assert named.is_dir()
 
 

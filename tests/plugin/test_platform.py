@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.config import CompilationMode, CUDAGraphMode, KVEventsConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from tests.checkpoints import checkpoint, write_checkpoint
+from vllm_neuron.plugin.models import served_model
 from vllm_neuron.plugin.platform import SCHEDULER, WORKER, NeuronPlatform
 from vllm_neuron.plugin.settings import resolved_config
 
@@ -121,11 +122,34 @@ def test_what_is_not_there_is_refused_before_weights(args: dict[str, Any], words
 
 def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "model")
-    (path / "config.json").write_text((path / "config.json").read_text().replace("LlamaFor", "MistralFor"))
+    (path / "config.json").write_text((path / "config.json").read_text().replace("LlamaFor", "GemmaFor"))
     (path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="MistralForCausalLM") as fault:
+    with pytest.raises(ValueError, match="GemmaForCausalLM") as fault:
         make_config(path)
     assert all(name in str(fault.value) for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
+
+
+def with_windows(*kinds: str, **args: Any) -> VllmConfig:
+    """A Llama of layers of these kinds, with a window of 256 tokens."""
+    layer_types = [f"{kind}_attention" for kind in kinds]
+    return make_config(hf_overrides={"sliding_window": 256, "layer_types": layer_types}, **args)
+
+
+def test_mixed_windows_need_the_hybrid_block_manager() -> None:
+    with_windows("sliding", "sliding", disable_hybrid_kv_cache_manager=True)
+    with pytest.raises(ValueError, match=r"disable_hybrid_kv_cache_manager=True.*Remove --disable-hybrid-kv-cache"):
+        with_windows("full", "sliding", disable_hybrid_kv_cache_manager=True)
+    with pytest.raises(ValueError, match="kv_events_config"):
+        with_windows("full", "sliding", kv_events_config=KVEventsConfig())
+    config = with_windows("full", "sliding")
+    assert not config.scheduler_config.disable_hybrid_kv_cache_manager
+    assert [layer.window for layer in served_model(config).kv_layers] == [None, 256]
+
+
+def test_contexts_as_long_as_the_window_need_no_window() -> None:
+    config = with_windows("sliding", "sliding", disable_sliding_window=True, max_model_len=None)
+    assert config.model_config.max_model_len == 256
+    assert [layer.window for layer in served_model(config).kv_layers] == [None, None]
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused() -> None:

@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
-from tests.plugin.simulation import BLOCK_SIZE, Simulation, answer, make_config, prompts
+from tests.plugin.simulation import BLOCK_SIZE, Simulation, Windows, answer, make_config, prompts
+from vllm_neuron.config.blocks import request_blocks
+from vllm_neuron.kv_cache.layout import KVLayerSpec, group_windows, with_groups
 from vllm_neuron.plugin.scheduler import MAX_CONSECUTIVE_PREFILLS, is_prefill
 
 PROTOCOLS = ["0", "1"]
@@ -98,6 +100,20 @@ def test_decodes_do_not_wait_for_more_than_a_few_prefills() -> None:
     assert simulation.tokens["running"] == answer(prompt, 40)
 
 
+def test_blocks_before_the_window_are_given_back() -> None:
+    """One request of 64 tokens runs in the blocks of its window and of one chunk; beside it is room for a second."""
+    simulation = Simulation(make_config(max_num_batched_tokens=8), 1 + 2 * 4, windows=(10,))
+    (first, second) = prompts([40, 40])
+    simulation.add("first", first, 24)
+    simulation.add("second", second, 24)
+    pool, most = simulation.scheduler.kv_cache_manager.block_pool, 0
+    while simulation.scheduler.has_requests():
+        simulation.step()
+        most = max(most, 8 - pool.get_num_free_blocks())
+    assert simulation.trace.preemptions == 0 and most <= 8
+    assert simulation.tokens == {"first": answer(first, 24, (10,)), "second": answer(second, 24, (10,))}
+
+
 def test_arrivals_are_served_in_order_beyond_the_largest_batch() -> None:
     simulation = Simulation(make_config(max_num_seqs=2), 64)
     lengths = [5, 30, 3, 17, 1, 40]
@@ -157,6 +173,29 @@ def test_random_loads(v2: str, arrivals: list[dict[str, Any]], num_blocks: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
         simulation = Simulation(make_config(max_num_seqs=max_num_seqs), num_blocks)
+    run_load(simulation, arrivals, (None,))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(arrivals=arrivals, more_blocks=st.integers(0, 2 * FEW_BLOCKS), window=st.sampled_from([1, 7, 8, 9, 20, 64]))
+@pytest.mark.parametrize("v2", PROTOCOLS, ids=["v1", "v2"])
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["all layers", "some layers"])
+def test_random_loads_of_models_with_a_sliding_window(
+    v2: str, is_mixed: bool, arrivals: list[dict[str, Any]], more_blocks: int, window: int
+) -> None:
+    """Blocks before a window go to other requests and other groups; the prefix cache knows only what is left."""
+    layers = (window, None, window) if is_mixed else (window,)
+    windows = group_windows(with_groups(KVLayerSpec(1, 8, layer) for layer in layers))
+    config = make_config()
+    whole = request_blocks(windows, 64, config.scheduler_config.max_num_batched_tokens, BLOCK_SIZE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+        simulation = Simulation(config, 1 + whole + more_blocks, windows)
+    run_load(simulation, arrivals, windows)
+
+
+def run_load(simulation: Simulation, arrivals: list[dict[str, Any]], windows: Windows) -> None:
+    """Requests that come and go; those that end have the tokens of the oracle."""
     shared = list(prompts([50, 50], seed=1))
     wanted, order = {}, []
     events = sorted(enumerate(arrivals), key=lambda item: item[1]["arrives"])
@@ -166,7 +205,7 @@ def test_random_loads(v2: str, arrivals: list[dict[str, Any]], num_blocks: int, 
             # Two families of prompts that share prefixes, so that the prefix cache has hits of all lengths.
             prompt = [*shared[arrival["prefix"]][: arrival["length"] - 1], 3 + index]
             simulation.add(str(index), prompt, arrival["max_tokens"])
-            wanted[str(index)] = answer(prompt, arrival["max_tokens"])
+            wanted[str(index)] = answer(prompt, arrival["max_tokens"], windows)
             order.append(str(index))
         for index, arrival in enumerate(arrivals):
             if arrival["aborted"] == step:

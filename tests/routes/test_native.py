@@ -8,12 +8,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from tests.engine.fixtures import random_weights, tiny_model
 from tests.routes import native_steps as steps
 from tests.routes.native_steps import ROUTE
-from vllm_neuron.kernels.dispatch import KernelSet
+from vllm_neuron.engine.graphs import GraphSpec
+from vllm_neuron.engine.inputs import InputBuilder, Row
+from vllm_neuron.kernels.dispatch import KernelSet, using
+from vllm_neuron.kv_cache.layout import group_windows, layer_shapes
 from vllm_neuron.routes.native import NativeRoute
 from vllm_neuron.routes.route import Target
 
@@ -53,6 +58,28 @@ def test_steps_equal_the_model_itself(requests: int, rows: int, dtype: torch.dty
         torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=tolerance)
         assert outputs.logits.dtype is torch.float32
         assert type(outputs) is type(expected)
+
+
+@every_set
+def test_layers_that_share_a_pool_write_into_it_one_after_the_other(kernels: KernelSet) -> None:
+    """Three KV groups of a layer each, two of them with a window, in one pool full of numbers."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    model = tiny_model(num_hidden_layers=3, sliding_window=20, layer_types=kinds)
+    blocks = np.arange(1, 1 + 6 * 16).reshape(2, 3, 16)
+    rows = [Row(np.array([7 + i]), 200 + 9 * i, tuple(blocks[i])) for i in range(2)]
+    inputs = InputBuilder(GraphSpec("decode", 2, 2, 256), 16, group_windows(model.kv_layers)).build(rows)
+    weights = {**random_weights(model), **model.constants}
+    ((keys, values),) = kv_cache = [tuple(torch.randn(2, *layer_shapes(model.kv_layers, 97, 16)[0]))]
+    with using(kernels):
+        lowered = ROUTE.trace("step", model.step, *map(steps.to_meta, (weights, kv_cache, inputs))).lower()
+    held = ROUTE.allocate_kv_cache([keys.shape], torch.float32)
+    for placed, half in zip(held.tensors, (keys, values), strict=True):
+        placed.copy_(half)
+    outputs, after = lowered.compile()(ROUTE.place_weights(weights), held, inputs)
+    expected, ((new_keys, new_values),) = model.step(weights, kv_cache, inputs)
+    torch.testing.assert_close(outputs, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(after.tensors, (new_keys, new_values), atol=1e-4, rtol=1e-4)
+    assert sum((new_keys != keys).flatten(2).any(2).flatten().tolist()) == 2 * 3
 
 
 def test_outputs_may_be_changed_by_their_owner() -> None:

@@ -14,9 +14,19 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.checkpoints import prompt
+from tests.checkpoints import oracle_model, prompt
 from tests.server.completions import token_ids
-from tests.server.harness import MODEL_NAME, TINY_ARGS, Server, clean_environment, http, serving
+from tests.server.harness import (
+    MODEL_NAME,
+    TINY_ARGS,
+    TINY_CONFIG,
+    Server,
+    clean_environment,
+    free_port,
+    http,
+    serving,
+    start,
+)
 from vllm_neuron.plugin.metrics import METRICS
 from vllm_neuron.plugin.metrics import PREFIX as OURS
 from vllm_neuron.plugin.metrics_folder import PREFIX as FOLDER
@@ -78,7 +88,7 @@ def total(series: Scrape, name: str, **labels: str) -> float:
     return sum(found)
 
 
-def test_server_shows_every_series_before_any_request(server: Server, before: Scrape) -> None:
+def test_server_shows_every_series_before_any_request(server: Server, before: Scrape, tiny: Path) -> None:
     graphs = server.rpc("graph_statistics")["seconds"]
     for metric in METRICS:
         series = before[OURS + metric.name + {"counter": "_total", "histogram": "_count", "gauge": ""}[metric.kind]]
@@ -90,6 +100,8 @@ def test_server_shows_every_series_before_any_request(server: Server, before: Sc
     assert compiled == graphs
     executed = {labels["bucket_name"] for labels, _ in before[f"{OURS}neff_execution_count_total"]}
     assert executed == set(graphs)
+    weights = sum(parameter.numel() for parameter in oracle_model(tiny).parameters())
+    assert total(before, f"{OURS}model_load_size_bytes") == 4 * weights
     for name in (
         "vllm:prefix_cache_queries_total",
         "vllm:num_requests_running",
@@ -174,6 +186,34 @@ def test_server_has_the_models_that_the_dashboard_lets_choose(after: Scrape) -> 
     (variable,) = [v for v in DASHBOARD["templating"]["list"] if v["name"] == "model"]
     name, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
     assert {labels[label] for labels, _ in after[name]} == {MODEL_NAME}
+
+
+def test_server_beside_another_counts_its_own_steps_alone(
+    server: Server, after: Scrape, tiny: Path, cache: Path, folder: Path
+) -> None:
+    """The other is started as a module and spawns its processes; the folder for temporary files is the same."""
+    port = free_port()
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny)]
+    names = ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    config = ["--distributed-executor-backend", "mp", "--additional-config", json.dumps(TINY_CONFIG)]
+    env = {"TMPDIR": str(folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    other = start([*module, *names, *TINY_ARGS, *config], port, folder, cache, env)
+    try:
+        other.wait_ready()
+        assert len(list(folder.glob(f"{FOLDER}*"))) == 2
+        before = scrape(other)
+        assert {name for name in after if name.startswith(OURS)} <= set(before)
+        token_ids(other, prompt(40, seed=11), 3)
+        found = scrape(other)
+        other.stop()
+    finally:
+        other.kill_all()
+    steps, prompts = f"{OURS}neff_execution_count_total", "vllm:prompt_tokens_total"
+    assert (total(before, steps), total(found, steps)) == (0, 1 + 2)
+    assert total(found, prompts) == 40
+    unchanged = scrape(server)
+    assert [total(unchanged, name) for name in (steps, prompts)] == [total(after, name) for name in (steps, prompts)]
+    assert len(list(folder.glob(f"{FOLDER}*"))) == 1
 
 
 def test_server_leaves_no_folder_of_metrics(server: Server, folder: Path, after: Scrape) -> None:

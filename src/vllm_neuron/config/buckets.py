@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from vllm_neuron.config.blocks import request_blocks
 from vllm_neuron.config.faults import Fault
 from vllm_neuron.config.options import NeuronConfig
 from vllm_neuron.config.parsing import NEURON
@@ -180,7 +181,7 @@ def _plan_blocks(plan: BucketPlan, settings: ServingSettings) -> None:
         rule = f"must divide the segment size {plan.segment} of kv_segment_size_buckets"
         plan.faults.append(Fault("block_size", size, rule, "Use a power of two, such as 32 or 128, or leave it out."))
     override = settings.num_gpu_blocks_override
-    minimum = -(-settings.max_model_len // size) + 1
+    minimum = request_blocks(settings.kv_windows, settings.max_model_len, plan.max_num_batched_tokens, size) + 1
     if override is not None and override < minimum:
         rule = (
             f"must be at least {minimum}: a request of max_model_len={settings.max_model_len} tokens takes "

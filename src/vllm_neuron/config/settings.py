@@ -18,6 +18,7 @@ class ServingSettings:
         enable_chunked_prefill: prompts may be split over steps.
         gpu_memory_utilization: fraction of memory that may be used, in (0, 1].
         num_gpu_blocks_override: number of KV blocks, or None for a budget from memory.
+        kv_windows: per KV group of the model how many tokens its layers look back on; None is all.
         kv_cache_dtype: "auto", a torch dtype's name or an fp8 form.
         dtype: the model's dtype, e.g. "bfloat16".
         quantization: vLLM's --quantization, or the method that the checkpoint's quantization_config names.
@@ -48,6 +49,7 @@ class ServingSettings:
     enable_chunked_prefill: bool = True
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
+    kv_windows: tuple[int | None, ...] = (None,)
     kv_cache_dtype: str = "auto"
     dtype: str = "bfloat16"
     quantization: str | None = None

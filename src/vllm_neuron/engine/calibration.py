@@ -13,7 +13,7 @@ import torch
 from vllm_neuron.kernels.cpu import build
 from vllm_neuron.kernels.dispatch import KernelSet, using
 from vllm_neuron.kv_cache.fp8 import CALIBRATED_FOR
-from vllm_neuron.kv_cache.layout import KVCache, layer_shapes
+from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec, layer_shapes, num_groups, pool_indexes
 from vllm_neuron.models.model import Model, StepInputs
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.weights.calibrated import require_room, write_calibrated
@@ -48,14 +48,15 @@ def calibrate(
     if not token_ids:
         raise ValueError("There is nothing to calibrate with: the sample has no token.")
     largest = torch.zeros(len(model.kv_layers), 2)
-    shapes = layer_shapes(model.kv_layers, 2, WINDOW)
+    groups = num_groups(model.kv_layers)
+    shapes = layer_shapes(model.kv_layers, 1 + groups, WINDOW)
     kernels = KernelSet.TORCH if build.fault() else KernelSet.CPU
     with torch.no_grad(), using(kernels):
         for start in range(0, len(token_ids), WINDOW):
             window = token_ids[start : start + WINDOW]
             cache: KVCache = [(torch.zeros(s, dtype=dtype), torch.zeros(s, dtype=dtype)) for s in shapes]
-            _, cache = model.forward(weights, cache, one_window(window))
-            largest = torch.maximum(largest, _magnitudes(cache))
+            _, cache = model.forward(weights, cache, one_window(window, groups))
+            largest = torch.maximum(largest, _magnitudes(cache, model.kv_layers))
             report(start + len(window))
     if not largest.isfinite().all():
         layers = (~largest.isfinite()).any(1).nonzero().flatten().tolist()
@@ -63,21 +64,26 @@ def calibrate(
     return torch.where(largest > 0, largest / CALIBRATED_FOR, 1.0)
 
 
-def one_window(token_ids: Sequence[int]) -> StepInputs:
-    """Inputs of a whole request of up to `WINDOW` tokens, in block 1 of `WINDOW` tokens: block 0 is the null block."""
+def one_window(token_ids: Sequence[int], groups: int = 1) -> StepInputs:
+    """Inputs of a whole request of up to `WINDOW` tokens, in one block of `WINDOW` tokens for each KV group: that of
+    group g is block 1 + g, as block 0 is the null block."""
     positions = torch.arange(len(token_ids), dtype=torch.int32)
     return StepInputs(
         token_ids=torch.tensor(token_ids, dtype=torch.int32),
         positions=positions,
-        block_tables=(torch.tensor([[1]], dtype=torch.int32),),
-        slot_mappings=(positions + WINDOW,),
+        block_tables=tuple(torch.tensor([[1 + group]], dtype=torch.int32) for group in range(groups)),
+        slot_mappings=tuple(positions + (1 + group) * WINDOW for group in range(groups)),
         logits_rows=torch.zeros(1, dtype=torch.int32),
     )
 
 
-def _magnitudes(cache: KVCache) -> torch.Tensor:
+def _magnitudes(cache: KVCache, layers: Sequence[KVLayerSpec]) -> torch.Tensor:
     """The largest magnitude [L, 2] of each layer's keys and values. What was not written is zero."""
-    return torch.stack([torch.stack([half.float().abs().max() for half in layer]) for layer in cache])
+    held = [
+        [half[1 + layer.group] for half in cache[pool]]
+        for layer, pool in zip(layers, pool_indexes(layers), strict=True)
+    ]
+    return torch.stack([torch.stack([half.float().abs().max() for half in halves]) for halves in held])
 
 
 @dataclass(frozen=True)

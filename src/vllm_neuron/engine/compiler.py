@@ -19,7 +19,7 @@ from vllm_neuron.engine.sampled_inputs import input_builder
 from vllm_neuron.engine.steps import step_function
 from vllm_neuron.kernels.dispatch import Selection, select, using
 from vllm_neuron.kernels.simulator import real_package
-from vllm_neuron.kv_cache.layout import KVCache, cache_dtype, layer_shapes, num_groups
+from vllm_neuron.kv_cache.layout import KVCache, cache_dtype, layer_shapes
 from vllm_neuron.models.model import Model
 from vllm_neuron.routes.neuronx_cc import logical_cores
 from vllm_neuron.routes.route import Executable, Lowered, Route, Traced
@@ -229,9 +229,7 @@ class GraphCompiler:
         kv_cache = [
             (torch.empty(s, dtype=dtype, device="meta"), torch.empty(s, dtype=dtype, device="meta")) for s in shapes
         ]
-        builder = input_builder(
-            graph, config.block_size, num_groups(model.kv_layers), model.vocab_size, model.hidden_size, self.dtype
-        )
+        builder = input_builder(graph, config.block_size, model, self.dtype)
         return weights, kv_cache, pytree.tree_map(_to_meta, builder.build(()))
 
 

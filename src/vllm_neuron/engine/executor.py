@@ -27,7 +27,7 @@ from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
-from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes, num_groups
+from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes
 from vllm_neuron.models.model import LayerOutputs, Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
 from vllm_neuron.sampling import Sampled, SampledWithLogprobs
@@ -127,16 +127,11 @@ class GraphExecutor:
         self._kv_cache: Placed | None = None
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
         self._executables: dict[GraphSpec, Executable] = {}
-        groups = num_groups(model.kv_layers)
         self._queue = DeviceQueue(config.async_scheduling)
         # A step that is prepared must not write where one that still runs reads.
         copies = STEPS_UNDER_WAY if config.async_scheduling else 1
         self._builders: list[dict[GraphSpec, InputBuilder | SampledInputBuilder]] = [
-            {
-                g: input_builder(g, config.block_size, groups, model.vocab_size, model.hidden_size, dtype)
-                for g in self.graphs
-                if g.context
-            }
+            {g: input_builder(g, config.block_size, model, dtype) for g in self.graphs if g.context}
             for _ in range(copies)
         ]
         self._latest: deque[Future[Any]] = deque(maxlen=copies)

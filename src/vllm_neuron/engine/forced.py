@@ -9,7 +9,8 @@ import torch
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.inputs import Row
-from vllm_neuron.kv_cache.layout import blocks_for, num_groups
+from vllm_neuron.kv_cache.blocks import blocks_for
+from vllm_neuron.kv_cache.layout import num_groups
 from vllm_neuron.models.model import LayerOutputs, Model
 
 
@@ -29,8 +30,9 @@ class ForcedRun:
         self._executor, self._step = executor, config.max_num_batched_tokens
         self._sequences = [np.asarray(tokens, dtype=np.int64) for tokens in sequences]
         self._groups = num_groups(model.kv_layers)
-        ends = np.cumsum([0, *(blocks_for(len(s), config.block_size) for s in sequences)]) + 1
-        # Block 0 is the null block.
+        # Each KV group has blocks of its own. Block 0 is the null block.
+        counts = [blocks_for(len(s), config.block_size) for s in sequences for _ in range(self._groups)]
+        ends = np.cumsum([0, *counts]) + 1
         self._blocks = [np.arange(start, end) for start, end in pairwise(ends)]
 
     @torch.inference_mode()
@@ -69,4 +71,5 @@ class ForcedRun:
         return [(start, min(start + self._step, tokens)) for start in range(0, tokens, self._step)]
 
     def _row(self, index: int, start: int, end: int) -> Row:
-        return Row(self._sequences[index][start:end], start, (self._blocks[index],) * self._groups)
+        blocks = self._blocks[index * self._groups : (index + 1) * self._groups]
+        return Row(self._sequences[index][start:end], start, tuple(blocks))

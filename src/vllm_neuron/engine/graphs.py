@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.kv_cache.layout import round_up_to_blocks
+from vllm_neuron.kv_cache.blocks import round_up_to_blocks
 
 GraphKind = Literal["prefill", "decode", "prompt_logits", "layers"]
 GraphSampling = Literal["host", "device", "greedy"]

@@ -12,11 +12,8 @@ import numpy as np
 import torch
 
 from vllm_neuron.engine.graphs import GraphSpec
-from vllm_neuron.kv_cache.layout import NULL_BLOCK, blocks_for
+from vllm_neuron.engine.kv_tables import GroupTables
 from vllm_neuron.models.model import PromptEmbeddings, StepInputs
-
-PADDING_SLOT = 0
-"""The first slot of the null block."""
 
 NOT_FED = -1
 """In place of a row of an earlier step: the host knows the token."""
@@ -49,7 +46,8 @@ class Row(NamedTuple):
     Attributes:
         token_ids: [n] integers, the tokens to compute: many in a prefill step, one in a decode step.
         start: position of the first of them, which is also the number of tokens whose KV is in the cache already.
-        block_ids: per KV group the request's physical blocks in order, integers; more than the step needs is fine.
+        block_ids: per KV group the request's physical blocks in order, integers; more than the step needs is fine, and
+            what lies before a sliding window is not read.
         wants_logits: whether the step returns logits for the last token, or a token to follow it.
         embeddings: [m, H] floating point, what the first m of the tokens are instead of their ids; None if all are ids.
         sampling: how that token is sampled; of no effect where the host samples.
@@ -77,7 +75,7 @@ class InputBuilder:
     Args:
         graph: of any kind but "prompt_logits".
         block_size: BS, tokens per KV block; it divides the graph's context.
-        num_groups: G, KV groups of the model.
+        windows: per KV group of the model how many tokens its layers look back on; None is all.
         hidden_size: H, of graphs that take embeddings.
         dtype: of those embeddings.
     """
@@ -86,22 +84,17 @@ class InputBuilder:
         self,
         graph: GraphSpec,
         block_size: int,
-        num_groups: int,
+        windows: Sequence[int | None],
         hidden_size: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.graph = graph
-        self._block_size = block_size
-        columns = graph.context // block_size
+        self._groups = [GroupTables(graph, block_size, window) for window in windows]
         self.inputs = StepInputs(
             token_ids=torch.zeros(graph.tokens, dtype=torch.int32),
             positions=torch.zeros(graph.tokens, dtype=torch.int32),
-            block_tables=tuple(
-                torch.full((graph.requests, columns), NULL_BLOCK, dtype=torch.int32) for _ in range(num_groups)
-            ),
-            slot_mappings=tuple(
-                torch.full((graph.tokens,), PADDING_SLOT, dtype=torch.int32) for _ in range(num_groups)
-            ),
+            block_tables=tuple(group.block_table for group in self._groups),
+            slot_mappings=tuple(group.slot_mapping for group in self._groups),
             logits_rows=torch.zeros(graph.requests, dtype=torch.int32),
             embeddings=PromptEmbeddings(
                 values=torch.zeros(graph.tokens, hidden_size, dtype=dtype),
@@ -109,12 +102,11 @@ class InputBuilder:
             )
             if graph.embeddings
             else (),
+            table_positions=tuple(group.positions for group in self._groups),
         )
         # The same memory seen by numpy, whose small assignments cost a fraction of torch's.
         self._token_ids = self.inputs.token_ids.numpy()
         self._positions = self.inputs.positions.numpy()
-        self._block_tables = tuple(t.numpy() for t in self.inputs.block_tables)
-        self._slot_mappings = tuple(s.numpy() for s in self.inputs.slot_mappings)
         self._logits_rows = self.inputs.logits_rows.numpy()
 
     def build(self, rows: Sequence[Row]) -> StepInputs:
@@ -146,11 +138,10 @@ class InputBuilder:
                 raise ValueError(f"{name}: positions {row.start} to {row.end - 1} in a context of {context} tokens")
             if row.embeddings is not None:
                 self._check_embeddings(row.embeddings, len(row.token_ids))
-            if len(row.block_ids) != len(self._block_tables):
-                raise ValueError(f"{name}: {len(row.block_ids)} block lists for {len(self._block_tables)} KV groups")
-            first, last = row.start // self._block_size, blocks_for(row.end, self._block_size)
-            for group, block_ids in enumerate(row.block_ids):
-                if len(block_ids) < last or NULL_BLOCK in block_ids[first:last].tolist():
+            if len(row.block_ids) != len(self._groups):
+                raise ValueError(f"{name}: {len(row.block_ids)} block lists for {len(self._groups)} KV groups")
+            for group, (tables, block_ids) in enumerate(zip(self._groups, row.block_ids, strict=True)):
+                if not tables.has_blocks(block_ids, row.start, row.end):
                     raise ValueError(
                         f"{name}: KV group {group} has blocks {block_ids.tolist()} for a request of {row.end} tokens, "
                         f"of which the last {len(row.token_ids)} are to be written"
@@ -168,22 +159,14 @@ class InputBuilder:
         live = len(rows[0].token_ids) if rows else 0
         self._token_ids[live:] = 0
         self._logits_rows[0] = max(live - 1, 0)
-        if not rows:
-            self._positions[:] = 0
-            for table, slots in zip(self._block_tables, self._slot_mappings, strict=True):
-                table[:] = NULL_BLOCK
-                slots[:] = PADDING_SLOT
-            return
-        row = rows[0]
-        self._token_ids[:live] = row.token_ids
-        positions = np.arange(row.start, row.end, dtype=np.int32)
-        self._positions[:live] = positions
-        self._positions[live:] = row.end - 1
-        blocks, offsets = np.divmod(positions, self._block_size)
-        for table, slots, block_ids in zip(self._block_tables, self._slot_mappings, row.block_ids, strict=True):
-            self._fill_table(table[0], block_ids, row.end)
-            slots[:live] = np.asarray(block_ids)[blocks] * self._block_size + offsets
-            slots[live:] = PADDING_SLOT
+        self._positions[live:] = rows[0].end - 1 if rows else 0
+        for row in rows:
+            self._token_ids[:live] = row.token_ids
+            self._positions[:live] = np.arange(row.start, row.end, dtype=np.int32)
+            for group, block_ids in zip(self._groups, row.block_ids, strict=True):
+                group.fill(0, 0, block_ids, row.start, row.end)
+        for group in self._groups:
+            group.pad(len(rows), live, repeat=bool(rows))
 
     def _fill_embeddings(self, rows: Sequence[Row]) -> None:
         """What an earlier step left in rows outside the mask stays there: the graph does not read it."""
@@ -199,24 +182,15 @@ class InputBuilder:
             self._token_ids[:count] = 0
 
     def _fill_decode(self, rows: Sequence[Row]) -> None:
-        live, block_size = len(rows), self._block_size
+        live = len(rows)
         for i, row in enumerate(rows):
             self._token_ids[i] = row.token_ids[0]
             self._positions[i] = row.start
-            block, offset = divmod(row.start, block_size)
-            for table, slots, block_ids in zip(self._block_tables, self._slot_mappings, row.block_ids, strict=True):
-                self._fill_table(table[i], block_ids, row.end)
-                slots[i] = block_ids[block] * block_size + offset
+            for group, block_ids in zip(self._groups, row.block_ids, strict=True):
+                group.fill(i, i, block_ids, row.start, row.end)
         self._token_ids[live:] = 0
         self._positions[live:] = 0
-        for table, slots in zip(self._block_tables, self._slot_mappings, strict=True):
-            table[live:] = NULL_BLOCK
-            slots[live:] = PADDING_SLOT
+        for group in self._groups:
+            group.pad(live, live, repeat=False)
         self._logits_rows[:live] = np.arange(live)
         self._logits_rows[live:] = max(live - 1, 0)
-
-    def _fill_table(self, table_row: np.ndarray, block_ids: np.ndarray, tokens: int) -> None:
-        """Only the blocks of ``tokens`` tokens: blocks reserved for later tokens hold another request's stale data."""
-        used = blocks_for(tokens, self._block_size)
-        table_row[:used] = block_ids[:used]
-        table_row[used:] = NULL_BLOCK

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from vllm_neuron.config.blocks import request_blocks
 from vllm_neuron.config.resolved import ResolvedConfig
 from vllm_neuron.kv_cache.budget import (
     GIB,
@@ -17,7 +18,7 @@ from vllm_neuron.kv_cache.budget import (
     require_one_request,
     steady,
 )
-from vllm_neuron.kv_cache.layout import block_bytes, blocks_for, cache_dtype
+from vllm_neuron.kv_cache.layout import block_bytes, cache_dtype, group_windows, num_groups
 from vllm_neuron.models.model import Model
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,10 @@ def kv_cache_bytes(config: ResolvedConfig, model: Model, dtype: torch.dtype, bud
             )
         logger.info("%s", _report(config, model, dtype, budget, num_bytes, f"num_gpu_blocks_override={blocks}"))
         return num_bytes
-    require_one_request(budget, per_block, config.block_size, config.max_model_len)
+    require_one_request(budget, per_block, lambda tokens: _blocks_of(config, model, tokens), config.max_model_len)
     num_bytes, reason = budget.num_bytes, "the whole budget"
     if config.cpu_mode:
-        num_bytes = steady(num_bytes, max(_one_request(config, per_block), round(config.kv_minimum_gib * GIB)))
+        num_bytes = steady(num_bytes, max(_one_request(config, model, per_block), round(config.kv_minimum_gib * GIB)))
         reason = "the budget rounded down, so that the next start finds the same graphs"
         plenty = plenty_on_cpu(config, model, dtype)
         if plenty is not None and plenty < num_bytes:
@@ -86,7 +87,9 @@ def _report(
     per_block = block_bytes(model.kv_layers, config.block_size, dtype)
     blocks = num_bytes // per_block
     # Block 0 is the null block, which holds nothing.
-    tokens = (blocks - 1) * config.block_size
+    requests = (blocks - 1) / _blocks_of(config, model, config.max_model_len)
+    groups = num_groups(model.kv_layers)
+    shared = "" if groups == 1 else f", shared by {groups} groups of layers"
     stored = str(cache_dtype(model.kv_layers, dtype)).removeprefix("torch.")
     lines = (
         f"KV cache: {num_bytes / GIB:.3f} GiB per worker",
@@ -95,8 +98,8 @@ def _report(
         f"  minimum  {config.kv_minimum_gib:g} GiB (VLLM_NEURON_MIN_KV_BUDGET_GIB)",
         f"  taken    {num_bytes / GIB:.3f} GiB: {reason}",
         f"  blocks   {blocks} of {config.block_size} tokens and {per_block} bytes ({len(model.kv_layers)} layers in "
-        f"{stored}), one of them for padding",
-        f"  tokens   {tokens}, which are {tokens / config.max_model_len:.2f} requests of max_model_len="
+        f"{stored}{shared}), one of them for padding",
+        f"  tokens   {(blocks - 1) // groups * config.block_size}, or {requests:.2f} requests of max_model_len="
         f"{config.max_model_len}",
     )
     return "\n".join(lines)
@@ -108,7 +111,8 @@ def bytes_set_by_hand(config: ResolvedConfig, model: Model, dtype: torch.dtype, 
     Raises:
         KVBudgetError: too few for one request of max_model_len.
     """
-    require_blocks_for_one_request(blocks, config.block_size, config.max_model_len)
+    needed = _blocks_of(config, model, config.max_model_len)
+    require_blocks_for_one_request(blocks, needed, config.block_size, config.max_model_len)
     return blocks * block_bytes(model.kv_layers, config.block_size, dtype)
 
 
@@ -117,12 +121,18 @@ def plenty_on_cpu(config: ResolvedConfig, model: Model, dtype: torch.dtype) -> i
     if config.kv_headroom_gib is not None:
         return None
     per_block = block_bytes(model.kv_layers, config.block_size, dtype)
-    return CPU_CACHE_MULTIPLE * config.max_num_seqs * _one_request(config, per_block)
+    return CPU_CACHE_MULTIPLE * config.max_num_seqs * _one_request(config, model, per_block)
 
 
-def _one_request(config: ResolvedConfig, per_block: int) -> int:
+def _one_request(config: ResolvedConfig, model: Model, per_block: int) -> int:
     """Bytes of one request of max_model_len tokens, the null block included."""
-    return (blocks_for(config.max_model_len, config.block_size) + 1) * per_block
+    return (_blocks_of(config, model, config.max_model_len) + 1) * per_block
+
+
+def _blocks_of(config: ResolvedConfig, model: Model, tokens: int) -> int:
+    """Blocks that a request of ``tokens`` tokens holds at most at a time."""
+    windows = group_windows(model.kv_layers)
+    return request_blocks(windows, tokens, config.max_num_batched_tokens, config.block_size)
 
 
 def budget_policy(config: ResolvedConfig) -> BudgetPolicy:

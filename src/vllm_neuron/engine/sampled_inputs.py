@@ -7,7 +7,8 @@ import torch
 
 from vllm_neuron.engine.graphs import GraphSpec
 from vllm_neuron.engine.inputs import NOT_FED, InputBuilder, Row
-from vllm_neuron.models.model import StepInputs
+from vllm_neuron.kv_cache.layout import group_windows
+from vllm_neuron.models.model import Model, StepInputs
 from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_words
 
 
@@ -45,7 +46,7 @@ class SampledInputBuilder:
     Args:
         graph: a prefill or decode graph whose `sampling` is not "host".
         block_size: BS, tokens per KV block.
-        num_groups: G, KV groups of the model.
+        windows: per KV group of the model how many tokens its layers look back on; None is all.
         vocab_size: V.
         hidden_size: H, of graphs that take embeddings.
         dtype: of those embeddings.
@@ -55,13 +56,13 @@ class SampledInputBuilder:
         self,
         graph: GraphSpec,
         block_size: int,
-        num_groups: int,
+        windows: Sequence[int | None],
         vocab_size: int,
         hidden_size: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.graph = graph
-        self._builder = InputBuilder(graph, block_size, num_groups, hidden_size, dtype)
+        self._builder = InputBuilder(graph, block_size, windows, hidden_size, dtype)
         rows = graph.requests
         mask = torch.full((rows, mask_words(vocab_size)), ALLOW_ALL, dtype=torch.int32)
         self._mask = mask.numpy()
@@ -129,9 +130,10 @@ def feed(inputs: SampledInputs, token_ids: torch.Tensor) -> SampledInputs:
 
 
 def input_builder(
-    graph: GraphSpec, block_size: int, num_groups: int, vocab_size: int, hidden_size: int, dtype: torch.dtype
+    graph: GraphSpec, block_size: int, model: Model, dtype: torch.dtype
 ) -> InputBuilder | SampledInputBuilder:
-    """What fills the inputs of a prefill or decode graph."""
+    """What fills the inputs of a model's prefill or decode graph; ``dtype`` is that of embeddings."""
+    windows = group_windows(model.kv_layers)
     if graph.sampling == "host":
-        return InputBuilder(graph, block_size, num_groups, hidden_size, dtype)
-    return SampledInputBuilder(graph, block_size, num_groups, vocab_size, hidden_size, dtype)
+        return InputBuilder(graph, block_size, windows, model.hidden_size, dtype)
+    return SampledInputBuilder(graph, block_size, windows, model.vocab_size, model.hidden_size, dtype)

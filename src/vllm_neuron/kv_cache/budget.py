@@ -6,6 +6,8 @@ from it, so the CPU formulas do not subtract them again.
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,17 +136,26 @@ def require_minimum(budget: KVBudget) -> None:
     )
 
 
-def require_one_request(budget: KVBudget, bytes_per_block: int, block_size: int, max_model_len: int) -> None:
+def require_one_request(
+    budget: KVBudget, bytes_per_block: int, blocks_of: Callable[[int], int], max_model_len: int
+) -> None:
     """Check that a single request of full length fits, beside the null block.
+
+    Args:
+        budget: what there is.
+        bytes_per_block: bytes of a block over all layers.
+        blocks_of: how many blocks a request of so many tokens holds at most at a time.
+        max_model_len: the full length.
 
     Raises:
         KVBudgetError: it does not; the text gives the memory needed, the memory there is, and the longest context that
             fits.
     """
-    needed = (-(-max_model_len // block_size) + 1) * bytes_per_block
+    needed = (blocks_of(max_model_len) + 1) * bytes_per_block
     if budget.num_bytes >= needed:
         return
-    longest = max(budget.num_bytes // bytes_per_block - 1, 0) * block_size
+    blocks = max(budget.num_bytes // bytes_per_block - 1, 0)
+    longest = bisect_right(range(1, max_model_len + 1), blocks, key=blocks_of)
     remedy = f"Set max_model_len to {longest} or less" if longest else "No context length fits"
     raise KVBudgetError(
         f"One request of max_model_len={max_model_len} tokens needs a KV cache of {_gib(needed)}, but the budget is "
@@ -153,18 +164,23 @@ def require_one_request(budget: KVBudget, bytes_per_block: int, block_size: int,
     )
 
 
-def require_blocks_for_one_request(num_blocks: int, block_size: int, max_model_len: int) -> None:
+def require_blocks_for_one_request(num_blocks: int, needed: int, block_size: int, max_model_len: int) -> None:
     """Check a number of blocks set by hand (num_gpu_blocks_override).
+
+    Args:
+        num_blocks: the number.
+        needed: what a request of full length holds at most at a time.
+        block_size: tokens of a block.
+        max_model_len: the full length.
 
     Raises:
         KVBudgetError: a request of full length does not fit beside the null block.
     """
-    minimum = -(-max_model_len // block_size) + 1
-    if num_blocks < minimum:
+    if num_blocks <= needed:
         raise KVBudgetError(
             f"num_gpu_blocks_override={num_blocks} is too small: one request of max_model_len={max_model_len} tokens "
-            f"takes {minimum - 1} blocks of block_size={block_size}, and block 0 is reserved for padding. Set "
-            f"num_gpu_blocks_override to {minimum} or more, or lower max_model_len."
+            f"takes {needed} blocks of block_size={block_size}, and block 0 is reserved for padding. Set "
+            f"num_gpu_blocks_override to {needed + 1} or more, or lower max_model_len."
         )
 
 
@@ -217,23 +233,23 @@ def _advice_by_default(budget: KVBudget, needed: int) -> str:
             f"No {UTILIZATION} and no {CAP_VARIABLE} is large enough: all memory that there is leaves "
             f"{_gib(budget.without_reserve)}, and {_gib(needed)} is needed."
         )
-    with_more_cap = _least(needed / (memory * utilization))
-    with_more_utilization = max(_least((needed + budget.weights) / memory), _least(needed / (memory * cap)))
+    with_more_cap = needed / (memory * utilization)
+    with_more_utilization = max((needed + budget.weights) / memory, needed / (memory * cap))
     choices = []
     # The cap is no remedy where utilisation leaves too little beside the weights, however large it is.
     if with_more_cap <= 1 and memory * utilization - budget.weights >= needed:
-        choices.append(f"{CAP_VARIABLE}={cap:g} to {with_more_cap:g} or more")
+        choices.append(f"{CAP_VARIABLE}={cap:g} to {_least(with_more_cap):g} or more")
     if with_more_utilization <= 1:
-        choices.append(f"{UTILIZATION}={utilization:g} to {with_more_utilization:g} or more")
+        choices.append(f"{UTILIZATION}={utilization:g} to {_least(with_more_utilization):g} or more")
     if not choices:
-        enough = min(_least(needed / memory), 1)
+        enough = _least(needed / memory)
         return f"Increase {UTILIZATION}={utilization:g} to 1 and {CAP_VARIABLE}={cap:g} to {enough:g} or more."
     return f"Increase {', or '.join(choices)} (each at most 1)."
 
 
 def _least(fraction: float) -> float:
-    """The fraction rounded up to hundredths, so that the printed value does fit in spite of later rounding."""
-    return math.ceil(fraction * 100 + 1e-6) / 100
+    """A fraction of at most 1 rounded up to hundredths, so that the printed value fits in spite of later rounding."""
+    return min(math.ceil(fraction * 100 + 1e-6) / 100, 1)
 
 
 def _gib(num_bytes: int) -> str:

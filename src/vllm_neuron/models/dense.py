@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from vllm_neuron import nn
-from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec, LayerCache
+from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec, LayerCache, pool_indexes, with_groups
 from vllm_neuron.models.fp8_cache import kv_scales
 from vllm_neuron.models.model import Model, StepInputs, input_embeddings
 from vllm_neuron.models.rope_scaling import RopeTable
@@ -36,6 +36,7 @@ class DenseConfig:
         tied_embeddings: the embedding is the output projection too.
         qkv_bias, out_bias, mlp_bias: which products have a bias.
         qk_norm: RMS norm of each query and key head before the rotary embedding.
+        windows: per layer how many tokens it looks back on, its own included; None is all of them.
     """
 
     vocab_size: int
@@ -52,6 +53,12 @@ class DenseConfig:
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    windows: tuple[int | None, ...]
+
+    @property
+    def kv_layers(self) -> tuple[KVLayerSpec, ...]:
+        """What each layer keeps in the KV cache."""
+        return with_groups(KVLayerSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
 
 
 def build(architecture: str, config: DenseConfig, rope: RopeTable) -> Model:
@@ -62,7 +69,7 @@ def build(architecture: str, config: DenseConfig, rope: RopeTable) -> Model:
         hidden_size=config.hidden_size,
         weight_table=weight_table(config),
         constants={INV_FREQ: rope.inv_freq},
-        kv_layers=(KVLayerSpec(config.num_kv_heads, config.head_dim),) * config.num_layers,
+        kv_layers=config.kv_layers,
         forward=partial(forward, config),
         residual_stream=partial(residual_stream, config),
         logits=partial(logits, config),
@@ -124,11 +131,12 @@ def residual_stream(
     cos, sin = nn.rope_tables(inputs.positions, weights[INV_FREQ], config.rope_scale)
     residual = input_embeddings(inputs, weights["embed"])
     normed = nn.rms_norm(residual, weights["layers.0.attn_norm"], config.norm_eps)
-    residuals, new_cache = [residual], []
-    for layer in range(config.num_layers):
+    residuals, new_cache, kv_layers = [residual], list(kv_cache), config.kv_layers
+    for layer, pool in enumerate(pool_indexes(kv_layers)):
         prefix = f"layers.{layer}."
-        attended, cache = _attention(config, weights, layer, normed, cos, sin, kv_cache[layer], inputs)
-        new_cache.append(cache)
+        attended, new_cache[pool] = _attention(
+            config, weights, layer, kv_layers[layer], normed, cos, sin, new_cache[pool], inputs
+        )
         normed, residual = nn.add_rms_norm(attended, residual, weights[prefix + "mlp_norm"], config.norm_eps)
         gate_up = nn.linear(normed, weights[prefix + "gate_up"], weights.get(prefix + "gate_up_bias"))
         mixed = nn.linear(nn.silu_mul(gate_up), weights[prefix + "down"], weights.get(prefix + "down_bias"))
@@ -143,6 +151,7 @@ def _attention(
     config: DenseConfig,
     weights: Weights,
     layer: int,
+    kv_layer: KVLayerSpec,
     x: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -159,9 +168,10 @@ def _attention(
         q = nn.rms_norm(q, weights[prefix + "q_norm"], config.norm_eps)
         k = nn.rms_norm(k, weights[prefix + "k_norm"], config.norm_eps)
     q, k = nn.rope(q, k, cos, sin)
-    k_cache, v_cache = nn.kv_write(*cache, k, v, inputs.slot_mappings[0], scales)
-    table = inputs.block_tables[0]
-    out = nn.paged_attention(q, k_cache, v_cache, table, inputs.positions, dim**-0.5, scales=scales)
+    group, window = kv_layer.group, kv_layer.window
+    k_cache, v_cache = nn.kv_write(*cache, k, v, inputs.slot_mappings[group], scales)
+    table, positions = inputs.block_tables[group], inputs.positions_in_table(group)
+    out = nn.paged_attention(q, k_cache, v_cache, table, positions, dim**-0.5, window, scales=scales)
     out = nn.linear(out.reshape(tokens, heads * dim), weights[prefix + "out"], weights.get(prefix + "out_bias"))
     return out, (k_cache, v_cache)
 

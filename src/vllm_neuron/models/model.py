@@ -39,10 +39,13 @@ class StepInputs(NamedTuple):
         positions: [T], position of each row in its request. A row sees the cache at positions 0 .. its own, so this
             is the attention mask too. Padding rows repeat the last real position (prefill) or 0 (decode).
         block_tables: G tensors [B, S / BS]: physical block of each logical block; absent blocks are the null block.
+            Those of groups with a sliding window have fewer columns: they begin where the window does.
         slot_mappings: G tensors [T]: the slot each row's keys and values are written to. Padding rows write to slots
             of the null block, never to a live one.
         logits_rows: [R]: the rows of T whose logits the step returns (R = B). Padding repeats the last row.
         embeddings: in prefill graphs where prompts may be embeddings, in no other.
+        table_positions: per KV group [T], `positions` counted from the first block of the group's block table, or an
+            empty tuple where those are the same. May be left out where they are the same for all groups.
     """
 
     token_ids: torch.Tensor
@@ -52,6 +55,12 @@ class StepInputs(NamedTuple):
     logits_rows: torch.Tensor
     # A tuple without tensors is no argument of a graph at all, which None would be.
     embeddings: PromptEmbeddings | tuple[()] = ()
+    table_positions: tuple[torch.Tensor | tuple[()], ...] = ()
+
+    def positions_in_table(self, group: int) -> torch.Tensor:
+        """[T]: position of each row in the tokens that a KV group's block table spans. What attention takes."""
+        positions = self.table_positions[group] if self.table_positions else ()
+        return positions if isinstance(positions, torch.Tensor) else self.positions
 
 
 class LayerOutputs(NamedTuple):
@@ -91,7 +100,7 @@ class Model:
         weight_table: each weight once.
         constants: tensors computed from the configuration (rope frequencies); they join the weights, so that no
             graph holds a literal.
-        kv_layers: one entry per attention layer.
+        kv_layers: one entry per attention layer; see `with_groups` where they differ in their window.
         forward: (weights, kv_cache, inputs) -> (hidden [T, H] after the final norm, new kv_cache).
         logits: (weights, hidden [R, H]) -> [R, V] float32.
         residual_stream: `forward`, with the residual [T, H] before the first layer and after each between its two

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_neuron.models import llama, qwen2, qwen3
+from vllm_neuron.models import llama, mistral, qwen2, qwen3
 from vllm_neuron.models.errors import ModelPackageError, UnsupportedArchitectureError
 from vllm_neuron.models.external import ModelBuilder, external_architectures, external_builder
 from vllm_neuron.models.model import Model
@@ -11,6 +11,7 @@ from vllm_neuron.weights.quantized import refuse_quantized
 
 ARCHITECTURES: Mapping[str, ModelBuilder] = {
     "LlamaForCausalLM": llama.build,
+    "MistralForCausalLM": mistral.build,
     "Qwen2ForCausalLM": qwen2.build,
     "Qwen3ForCausalLM": qwen3.build,
 }

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm_neuron.config import Fault
+from vllm_neuron.kv_cache.layout import group_windows
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.weights.quantized import quantizes_kv_cache_only
 
@@ -26,10 +27,21 @@ def _model(vllm_config: "VllmConfig") -> Iterator[Fault]:
         # Refused by the configuration, in words that fit better.
         return
     try:
-        build_model(model.hf_text_config, model.max_model_len)
+        windows = group_windows(build_model(model.hf_text_config, model.max_model_len).kv_layers)
     except ValueError as error:
         named = ", ".join(model.hf_config.architectures or ()) or None
         yield Fault("architectures", named, str(error), "Serve another model.")
+        return
+    if len(windows) > 1:
+        for option, value in (
+            ("disable_hybrid_kv_cache_manager", vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
+            ("kv_events_config", vllm_config.kv_events_config),
+        ):
+            if value:
+                rule = (
+                    "layers with and without a sliding window need vLLM's hybrid KV cache manager, which it turns off"
+                )
+                yield Fault(option, value, rule, f"Remove --{option.replace('_', '-')}.")
 
 
 def _loading(vllm_config: "VllmConfig") -> Iterator[Fault]:

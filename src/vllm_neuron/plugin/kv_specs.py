@@ -25,10 +25,11 @@ def require_groups(kv_cache_config: KVCacheConfig, model: Model) -> None:
     """
     found = {name: group for group, spec in enumerate(kv_cache_config.kv_cache_groups) for name in spec.layer_names}
     wanted = {layer_name(index): layer.group for index, layer in enumerate(model.kv_layers)}
-    if found != wanted or len(kv_cache_config.kv_cache_groups) != num_groups(model.kv_layers):
+    sizes = {spec.kv_cache_spec.block_size for spec in kv_cache_config.kv_cache_groups}
+    if found != wanted or len(kv_cache_config.kv_cache_groups) != num_groups(model.kv_layers) or len(sizes) > 1:
         raise RuntimeError(
-            f"vLLM has grouped the attention layers of {model.architecture} as {found}, and its block tables are made "
-            f"for {wanted}."
+            f"vLLM has grouped the attention layers of {model.architecture} as {found}, in blocks of {sizes} tokens, "
+            f"and its block tables are made for {wanted}, in blocks of one size."
         )
 
 

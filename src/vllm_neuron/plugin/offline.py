@@ -11,7 +11,8 @@ from vllm_neuron.config import ResolvedConfig
 from vllm_neuron.engine.compiler import open_cache
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import graphs_for_validation
-from vllm_neuron.kv_cache.layout import blocks_for
+from vllm_neuron.kv_cache.blocks import blocks_for
+from vllm_neuron.kv_cache.layout import num_groups
 from vllm_neuron.models.model import Model
 from vllm_neuron.models.registry import build_model
 from vllm_neuron.plugin.compile import CompileFaultsError, engine_config, require_platform, working_route
@@ -91,7 +92,8 @@ class OfflineModel:
             graphs = graphs_for_validation(config, chunks, {len(batch) for batch in batches}, with_layers)
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileFaultsError([str(error)]) from error
-        needed = max(sum(blocks_for(lengths.whole, config.block_size) for lengths in batch) for batch in batches)
+        longest = max(sum(blocks_for(lengths.whole, config.block_size) for lengths in batch) for batch in batches)
+        needed = longest * num_groups(self.model.kv_layers)
         weights = load_model_weights(self.vllm_config, self.model)
         executor = GraphExecutor(self.model, config, route, cache, weights, self.dtype, graphs=graphs)
         del weights

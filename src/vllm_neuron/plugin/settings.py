@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_neuron.config import ResolvedConfig, ServingSettings
+from vllm_neuron.kv_cache.layout import group_windows
+from vllm_neuron.models.registry import build_model
 from vllm_neuron.weights.quantized import quantizes_kv_cache_only
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 ATTRIBUTE = "neuron_resolved"
 
@@ -95,6 +97,7 @@ def serving_settings(vllm_config: "VllmConfig", unset_limits: frozenset[str] = f
         enable_chunked_prefill=bool(scheduler.enable_chunked_prefill),
         gpu_memory_utilization=cache.gpu_memory_utilization,
         num_gpu_blocks_override=cache.num_gpu_blocks_override,
+        kv_windows=_kv_windows(model),
         kv_cache_dtype=cache.cache_dtype,
         dtype=str(model.dtype).removeprefix("torch."),
         quantization=None if quantizes_kv_cache_only(model.hf_text_config) else model.quantization,
@@ -116,6 +119,14 @@ def serving_settings(vllm_config: "VllmConfig", unset_limits: frozenset[str] = f
         mm_encoder_only=bool(multimodal and multimodal.mm_encoder_only),
         enforce_eager=model.enforce_eager,
     )
+
+
+def _kv_windows(model: "ModelConfig") -> tuple[int | None, ...]:
+    """Windows of the model's KV groups; one group without any where the model will be refused."""
+    try:
+        return group_windows(build_model(model.hf_text_config, model.max_model_len).kv_layers)
+    except ValueError:
+        return (None,)
 
 
 def _named(config: Any, name: str) -> str | None:
