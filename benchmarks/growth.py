@@ -190,21 +190,24 @@ CHARTS = (
     ("size", "memory", "Memory by size of the model", "million parameters", "GiB"),
 )
 """Part, field of a point, title, and labels of the axes."""
+DECADES = ("size", "decode")
+"""The chart whose values lie decades apart."""
 FIELDS = {"decode": "decode, tokens/s", "prefill": "prefill, tokens/s", "memory": "GiB"}
 COLUMNS = ("", *(f"{label}: {route}" for label in FIELDS.values() for route in ROUTES.values()))
-WHAT = {"batch": "{} requests of 128 tokens", "context": "1 request of {} tokens", "size": "1 request, {} model"}
+WHAT = {"batch": "batch of {}", "context": "context of {} tokens", "size": "{} model"}
 
 
 def charts(points: Sequence[Point]) -> dict[str, tuple[str, str]]:
-    """(title, SVG) of each chart, by the name of its file."""
+    """(title, SVG) of each chart that has points, by the name of its file."""
     found = {}
     for part, field, title, x_label, y_label in CHARTS:
         series = {
             label: [(p.x, value) for p in points if (p.part, p.route) == (part, route) if (value := getattr(p, field))]
             for route, label in ROUTES.items()
         }
-        svg = line_chart(title, x_label, y_label, {k: v for k, v in series.items() if v}, doubling=True)
-        found[f"growth-{part}-{field}.svg"] = (title, svg)
+        if shown := {label: values for label, values in series.items() if values}:
+            svg = line_chart(title, x_label, y_label, shown, logarithmic=(part, field) == DECADES, doubling=True)
+            found[f"growth-{part}-{field}.svg"] = (title, svg)
     return found
 
 

@@ -42,8 +42,8 @@ def test_the_documents_get_plots_and_one_section_however_often_it_is_written(gro
     assert len(images) == len(growth.CHARTS) and {path.name for path in tmp_path.glob("*.svg")} == set(images)
     for image in images:
         ET.parse(tmp_path / image)
-    assert "| 1 request of 128 tokens | 12.5 | - | - | - | 1.25 | - |\n" in once
-    assert "| 1 request, tiny model | 12.5 | 12.5 | 100.0 | 100.0 | 1.25 | 1.25 |\n" in once
+    assert "| context of 128 tokens | 12.5 | - | - | - | 1.25 | - |\n" in once
+    assert "| tiny model | 12.5 | 12.5 | 100.0 | 100.0 | 1.25 | 1.25 |\n" in once
 
 
 def test_every_point_leaves_room_for_its_steps(growth: Any) -> None:
