@@ -225,6 +225,11 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
     ]
 
 
+EXPLAINED = """\
+`python benchmarks/growth.py`: random weights in bfloat16, sampling on the host. The model has SmolLM2-135M's sizes,
+there is one request, and its prompt has 128 tokens, unless the row says otherwise; the 0.5B model has the sizes of
+Qwen2.5-Coder-0.5B. Each point is an engine of its own with the graphs and the KV cache that it needs.
+"""
 START, END = "<!-- growth: written by benchmarks/growth.py --docs -->\n", "<!-- end of growth -->\n"
 
 
@@ -235,11 +240,7 @@ def write_docs(folder: Path, points: Sequence[Point]) -> None:
         (folder / name).write_text(svg + "\n")
         images.append(f"![{title}]({name})\n")
     lines = [f"| {' | '.join(cells)} |\n" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows(points))]
-    section = (
-        f"{START}\n## Growth\n\nRandom weights in bfloat16 and default sampling; models of SmolLM2-135M's sizes unless "
-        "said otherwise. Each point is an\nengine of its own with the graphs and the KV cache that it needs "
-        f"(`python benchmarks/growth.py`).\n\n{''.join(images)}\n{''.join(lines)}\n{END}"
-    )
+    section = f"{START}\n## Growth\n\n{EXPLAINED}\n{''.join(images)}\n{''.join(lines)}\n{END}"
     path = folder / "performance.md"
     text = path.read_text()
     before, _, rest = text.partition(START)

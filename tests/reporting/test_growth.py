@@ -28,7 +28,7 @@ def test_the_documents_get_plots_and_one_section_however_often_it_is_written(gro
     page = tmp_path / "performance.md"
     page.write_text("# Performance\n\nOther text.\n")
     points = [
-        growth.Point(part, route, name, float(x), 12.5, 100.0 if part == "size" else None, 1.25)
+        growth.Point(part, route, name, float(x), 12.5, None if part == "batch" else 100.0, 1.25)
         for part, names in growth.POINTS.items()
         for x, name in enumerate(names, start=1)
         for route in growth.ROUTES
@@ -42,7 +42,7 @@ def test_the_documents_get_plots_and_one_section_however_often_it_is_written(gro
     assert len(images) == len(growth.CHARTS) and {path.name for path in tmp_path.glob("*.svg")} == set(images)
     for image in images:
         ET.parse(tmp_path / image)
-    assert "| context of 128 tokens | 12.5 | - | - | - | 1.25 | - |\n" in once
+    assert "| context of 128 tokens | 12.5 | - | 100.0 | - | 1.25 | - |\n" in once
     assert "| tiny model | 12.5 | 12.5 | 100.0 | 100.0 | 1.25 | 1.25 |\n" in once
 
 
