@@ -2,22 +2,19 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from vllm_neuron.kernels.dispatch import KernelSet, using
+from vllm_neuron.kernels.dispatch import select, using
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes
 from vllm_neuron.models.model import Model, StepInputs
 from vllm_neuron.routes.native import NativeRoute
-from vllm_neuron.routes.route import CPU, Route
+from vllm_neuron.routes.route import CPU, Executable, Route, Step
 from vllm_neuron.routes.xla import XlaRoute
 
-ROUTES: dict[str, tuple[Route, KernelSet]] = {
-    "native": (NativeRoute(CPU), KernelSet.CPU),
-    "xla": (XlaRoute(CPU), KernelSet.TORCH),
-}
-"""Each route, and the kernels that it computes with."""
+ROUTES: dict[str, Route] = {"native": NativeRoute(CPU), "xla": XlaRoute(CPU)}
 
 BLOCK_SIZE, CONTEXT = 32, 1024
 SIZES = SimpleNamespace(
@@ -53,9 +50,16 @@ def step_inputs(requests: int, rows: int, live: int, start: int) -> StepInputs:
     )
 
 
+def compiled(route: Route, name: str, step: Step, *forms: Any) -> Executable:
+    """A step compiled with the kernels that a server in CPU mode has on this route; `forms` as `Route.trace` takes."""
+    chosen = select(route.name, True, disabled=False, simulated=False, torch_mask=False, cores=1, nki_installed=False)
+    with using(*chosen.sets, options=chosen.options):
+        return route.trace(name, step, *forms).lower().compile()
+
+
 def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int) -> Callable[[], None]:
     """What runs a model's step once on one of ROUTES, in bfloat16, with a KV cache of `num_blocks` blocks."""
-    (compiler, kernels), dtype = ROUTES[route], torch.bfloat16
+    compiler, dtype = ROUTES[route], torch.bfloat16
     weights: dict[str, torch.Tensor] = {
         name: torch.ones(spec.shape) if spec.dtype else (torch.randn(spec.shape) * 0.05).to(dtype)
         for name, spec in model.weight_table.items()
@@ -65,8 +69,7 @@ def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int)
     shapes = layer_shapes(model.kv_layers, num_blocks, BLOCK_SIZE)
     cache = [tuple(torch.empty(s, dtype=held_as, device="meta") for _ in "kv") for s in shapes]
     meta = [pytree.tree_map(lambda t: torch.empty_like(t, device="meta"), tree) for tree in (weights, inputs)]
-    with using(kernels):
-        executable = compiler.trace("step", model.step, meta[0], cache, meta[1]).lower().compile()
+    executable = compiled(compiler, "step", model.step, meta[0], cache, meta[1])
     placed, held = compiler.place_weights(weights), compiler.allocate_kv_cache(shapes, held_as)
 
     def run() -> None:

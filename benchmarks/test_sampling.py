@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from steps import ROUTES
+from steps import ROUTES, compiled
 
-from vllm_neuron.kernels.dispatch import using
 from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_words, pick_greedily, sample
 
 
@@ -22,7 +21,7 @@ from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_w
 @pytest.mark.parametrize("route", ROUTES)
 def test_sampler(benchmark: Any, route: str, vocab: int, rows: int, greedy: bool) -> None:
     torch.manual_seed(0)
-    compiler, kernels = ROUTES[route]
+    compiler = ROUTES[route]
     mask = torch.full((rows, mask_words(vocab)), ALLOW_ALL, dtype=torch.int32)
     temperature = (torch.arange(rows) + 1) % 2 * 0.8
     top_k, top_p = torch.zeros(rows, dtype=torch.int32), torch.full((rows,), 0.9)
@@ -32,7 +31,6 @@ def test_sampler(benchmark: Any, route: str, vocab: int, rows: int, greedy: bool
     def step(weights: Any, kv_cache: Any, given: Any) -> Any:
         return (pick_greedily if greedy else sample)(*given, vocab), kv_cache
 
-    with using(kernels):
-        executable = compiler.trace("sampler", step, {}, [], arguments).lower().compile()
+    executable = compiled(compiler, "sampler", step, {}, [], arguments)
     weights, kv_cache = compiler.place_weights({}), compiler.allocate_kv_cache((), torch.float32)
     benchmark.pedantic(executable, args=(weights, kv_cache, arguments), rounds=30, warmup_rounds=3)
