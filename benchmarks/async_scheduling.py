@@ -8,11 +8,11 @@ single steps of vLLM's engine core, which is driven in this process; the API ser
 """
 
 import argparse
-import gc
-import os
 import statistics
 import time
 from typing import Any
+
+from in_process import core_of, engine, time_batch
 
 BATCHES = (1, 8)
 SLEEPS = (0.002, 0.005, 0.020)
@@ -41,56 +41,31 @@ class SleepingExecutable:
 
 def decode(llm: Any, batch: int, steps: int) -> float:
     """Median seconds of a decode step with `batch` requests."""
-    from vllm import SamplingParams
-
-    engine = llm.llm_engine
-    core = engine.engine_core.engine_core
-    params = SamplingParams(max_tokens=steps + 50, ignore_eos=True, temperature=0.8, top_p=0.9)
-    for index in range(batch):
-        engine.add_request(f"{batch}-{index}", {"prompt_token_ids": PROMPT}, params)
-    seconds, last, warm = [], 0.0, 0
-    while len(seconds) < steps:
-        outputs, _ = core.step_fn()
-        if not outputs or sum(len(o.new_token_ids) for o in outputs[0].outputs) < batch:
-            continue
-        now, warm = time.perf_counter(), warm + 1
-        if warm > 10:
-            seconds.append(now - last)
-        last = now
-    engine.abort_request([f"{batch}-{index}" for index in range(batch)])
-    while core.scheduler.has_requests() or core.batch_queue:
-        core.step_fn()
-    return statistics.median(seconds)
+    return statistics.median(time_batch(llm, [PROMPT] * batch, steps, temperature=0.8, top_p=0.9).steps)
 
 
 def measure(model: str, asynchronous: bool, steps: int) -> dict[str, float]:
     """Milliseconds by what was measured."""
-    from vllm import LLM
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    llm = LLM(
-        model,
-        max_model_len=1024,
-        max_num_seqs=max(BATCHES),
-        max_num_batched_tokens=256,
-        seed=0,
-        async_scheduling=asynchronous,
-        additional_config={"neuron_config": {"on_device_sampling_config": {}, "num_seqs_buckets": list(BATCHES)}},
-    )
-    found = {f"model, batch {batch}": 1e3 * decode(llm, batch, steps) for batch in BATCHES}
-    executables = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.executor._executables
-    stand_ins = {graph: SleepingExecutable(executable) for graph, executable in executables.items()}
-    executables.update(stand_ins)
-    for seconds in SLEEPS:
-        for stand_in in stand_ins.values():
-            stand_in.seconds, stand_in.slept = seconds, []
-        step = decode(llm, max(BATCHES), steps)
-        slept = statistics.median(s for graph, one in stand_ins.items() if graph.kind == "decode" for s in one.slept)
-        found[f"device {1e3 * seconds:.0f} ms, visible host work"] = 1e3 * (step - slept)
-    llm.llm_engine.engine_core.shutdown()
-    del llm, executables, stand_ins
-    gc.collect()
-    cleanup_dist_env_and_memory()
+    arguments = {
+        "max_model_len": 1024,
+        "max_num_seqs": max(BATCHES),
+        "max_num_batched_tokens": 256,
+        "async_scheduling": asynchronous,
+        "additional_config": {
+            "neuron_config": {"on_device_sampling_config": {}, "num_seqs_buckets": list(BATCHES)},
+        },
+    }
+    with engine(model, **arguments) as llm:
+        found = {f"model, batch {batch}": 1e3 * decode(llm, batch, steps) for batch in BATCHES}
+        executables = core_of(llm).model_executor.driver_worker.worker.executor._executables
+        stand_ins = {graph: SleepingExecutable(executable) for graph, executable in executables.items()}
+        executables.update(stand_ins)
+        for seconds in SLEEPS:
+            for stand_in in stand_ins.values():
+                stand_in.seconds, stand_in.slept = seconds, []
+            step = decode(llm, max(BATCHES), steps)
+            slept = [s for graph, one in stand_ins.items() if graph.kind == "decode" for s in one.slept]
+            found[f"device {1e3 * seconds:.0f} ms, visible host work"] = 1e3 * (step - statistics.median(slept))
     return found
 
 
@@ -99,7 +74,6 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     ahead, in_step = (measure(arguments.model, mode, arguments.steps) for mode in (True, False))
     print(f"{'ms a step':40}{'async':>10}{'sync':>10}")
     for what in ahead:

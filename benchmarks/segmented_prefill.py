@@ -11,61 +11,27 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
+from executors import BLOCK_SIZE, executor
+from steps import SIZES
 
-from vllm_neuron.compilation.cache import CacheFolders, CompileCache
-from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.inputs import Row
-from vllm_neuron.models.registry import build_model
-from vllm_neuron.routes.route import CPU
-from vllm_neuron.routes.select import select_route
 
-BLOCK_SIZE = 32
-SIZES = SimpleNamespace(
-    architectures=["LlamaForCausalLM"],
-    hidden_act="silu",
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=True,
-    max_position_embeddings=1 << 20,
-    rope_theta=10000.0,
+SMALL = type(SIZES)(
+    **{
+        **vars(SIZES),
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1 << 20,
+    }
 )
-
-
-def executor(backend: str, tokens: int, segment: int, folder: Path) -> GraphExecutor:
-    """For prompts of up to `tokens` tokens."""
-    config = ResolvedConfig(
-        backend=backend,
-        cpu_mode=True,
-        max_model_len=tokens,
-        max_num_seqs=1,
-        max_num_batched_tokens=segment,
-        num_batched_tokens_buckets=(segment,),
-        num_seqs_buckets=(1,),
-        decode_context_length_buckets=(tokens,),
-        kv_segment_size=segment,
-        block_size=BLOCK_SIZE,
-        enable_prefix_caching=True,
-        v2_model_runner=True,
-        disable_warmup_compile=False,
-        disable_nki_kernels=False,
-    )
-    model = build_model(SIZES)
-    weights = {name: torch.randn(spec.shape) * 0.1 for name, spec in model.weight_table.items()}
-    cache = CompileCache(CacheFolders(folder), backend)
-    made = GraphExecutor(model, config, select_route(backend, CPU), cache, weights, torch.float32)
-    made.allocate_kv_cache(1 + tokens // BLOCK_SIZE)
-    return made
 
 
 def main() -> None:
@@ -78,7 +44,12 @@ def main() -> None:
     before = 0
     blocks = (np.arange(1, 1 + options.tokens // BLOCK_SIZE),)
     with tempfile.TemporaryDirectory() as folder:
-        made = executor(options.backend, options.tokens, options.segment, Path(folder))
+        prefill = {
+            "max_num_batched_tokens": options.segment,
+            "num_batched_tokens_buckets": (options.segment,),
+            "kv_segment_size": options.segment,
+        }
+        made = executor(options.backend, SMALL, torch.float32, Path(folder), 1, options.tokens, **prefill)
         print(f"{options.backend}: graphs of {sorted({graph.tokens for graph in made.graphs})} rows")
         start = time.monotonic()
         for index in range(options.tokens // options.segment):

@@ -16,15 +16,12 @@ Prints a line of figures per route, and fails if one of these does not hold.
 import argparse
 import asyncio
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +29,12 @@ from typing import Any
 import httpx
 import psutil
 
+from vllm_neuron.comparison.server import MODEL_NAME, serving
+
 ROUTES = ("neuron_native", "vllm_neuron")
 KINDS = ("short", "long", "common prefix", "given up", "refused", "constrained")
-MODEL = "soaked"
+SERVER = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--num-gpu-blocks-override", "96")
+"""In float32 batches of any size give the same tokens."""
 PREFIXES = 4
 SETTLE_SECONDS = 20
 GROWTH = 0.05
@@ -116,7 +116,7 @@ class Report:
         )
 
 
-def make_requests(count: int, limits: Limits, seed: int = 0, model: str = MODEL) -> list[Request]:
+def make_requests(count: int, limits: Limits, seed: int = 0, model: str = MODEL_NAME) -> list[Request]:
     """So many requests of all kinds; the same seed gives the same ones."""
     rng = random.Random(seed)
     prefixes = [_tokens(rng, limits, limits.tokens // 4) for _ in range(PREFIXES)]
@@ -260,43 +260,6 @@ def usage(pid: int) -> Usage:
     return Usage(sum(p.memory_info().rss for p in processes), {p.pid: p.num_fds() for p in processes})
 
 
-@contextmanager
-def served(model: Path, route: str) -> Iterator[tuple[str, int]]:
-    """(URL, process) of `vllm serve` with a model in float32, so that batches of any size give the same tokens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["vllm", "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += [
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "512",
-        "--max-num-seqs",
-        "8",
-        "--num-gpu-blocks-override",
-        "96",
-    ]
-    env = {**os.environ, "VLLM_NEURON_BACKEND": route}
-    server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
-    try:
-        while not _healthy(f"http://127.0.0.1:{port}"):
-            if server.poll() is not None:
-                raise RuntimeError(f"vllm serve has ended with {server.returncode}")
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}", server.pid
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -309,11 +272,14 @@ def main() -> int:
     vocab_size = json.loads((args.model / "config.json").read_text())["vocab_size"]
     failed = False
     for route in args.route or ROUTES:
-        with served(args.model, route) as (url, pid):
-            limits = Limits(512, vocab_size)
-            report = asyncio.run(
-                soak(url, pid, MODEL, limits, args.requests, args.concurrency, args.compare, args.seed)
-            )
+        environment = {"VLLM_NEURON_BACKEND": route}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(str(args.model), SERVER, environment, Path(folder) / "serve.log") as server,
+        ):
+            server.wait_for_answer()
+            asked = args.requests, args.concurrency, args.compare, args.seed
+            report = asyncio.run(soak(server.url, server.pid, MODEL_NAME, Limits(512, vocab_size), *asked))
         print(f"{route}: {report}", *report.faults[:20], sep="\n  ", flush=True)
         failed |= bool(report.faults)
     return int(failed)

@@ -12,14 +12,12 @@ import argparse
 import json
 import os
 import re
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
+
+from vllm_neuron.comparison.server import serving
 
 ROUTES = ("neuron_native", "vllm_neuron")
 PEER = "vLLM's CPU backend"
@@ -35,38 +33,12 @@ def start(system: str, python: str, model: str, caches: Path) -> tuple[float, in
         settings["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
     else:
         settings |= {"VLLM_NEURON_CPU_MODE": "1", "VLLM_NEURON_BACKEND": system}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [Path(python).parent / "vllm", "serve", model, "--served-model-name", "model", "--port", str(port)]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "1024"]
+    flags = ("--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "1024")
     log = caches / "log"
-    begin = time.monotonic()
-    with log.open("w") as output:
-        server = subprocess.Popen(command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        while not answers(port):
-            if server.poll() is not None:
-                raise SystemExit(f"{system} did not start:\n{log.read_text()[-3000:]}")
-            time.sleep(0.1)
-        seconds = time.monotonic() - begin
-    finally:
-        server.terminate()
-        server.wait()
+    with serving(model, flags, settings, log, python) as server:
+        seconds = server.wait_for_answer()
     compiled = COMPILED.search(log.read_text())
     return seconds, int(compiled[1]) if compiled else None
-
-
-def answers(port: int) -> bool:
-    """Whether a first request for one token succeeds."""
-    body = json.dumps({"model": "model", "prompt": "The capital of France is", "max_tokens": 1}).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m pytest benchmarks/test_bucketing.py --benchmark-columns=min,median,rounds
 
-The model is that of benchmarks/test_native_step.py. On the CPU, work on padding is work; on a device a bucket costs
+The model is that of benchmarks/test_steps.py. On the CPU, work on padding is work; on a device a bucket costs
 what its graph costs, however many rows are live. The second half is the search for bucket lists itself.
 """
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_native_step import compiled_step, step_inputs
+from steps import BLOCK_SIZE, CONTEXT, SIZES, compiled_step, step_inputs
 
 from vllm_neuron.advisor.partition import best_partitions
 from vllm_neuron.models.model import StepInputs
+from vllm_neuron.models.registry import build_model
 
 
 def decode_inputs(live: int, bucket: int) -> StepInputs:
@@ -33,8 +34,8 @@ CASES |= {f"decode of 3 in {b}": (lambda b=b: decode_inputs(3, b)) for b in (3, 
 @pytest.mark.parametrize("name", CASES)
 def test_step_in_a_bucket(benchmark: Any, name: str) -> None:
     torch.manual_seed(0)
-    executable, arguments = compiled_step(CASES[name](), requests=8)
-    benchmark.pedantic(executable, args=arguments, rounds=8, warmup_rounds=2)
+    run = compiled_step("native", build_model(SIZES), CASES[name](), 1 + 8 * CONTEXT // BLOCK_SIZE)
+    benchmark.pedantic(run, rounds=8, warmup_rounds=2)
 
 
 @pytest.mark.parametrize("distinct", [64, 512])

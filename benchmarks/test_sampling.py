@@ -10,21 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from steps import ROUTES, compiled
 
-from vllm_neuron.kernels.dispatch import KernelSet, using
-from vllm_neuron.routes.native import NativeRoute
-from vllm_neuron.routes.route import CPU, Route
-from vllm_neuron.routes.xla import XlaRoute
 from vllm_neuron.sampling import ALLOW_ALL, GreedyInputs, SamplingInputs, mask_words, pick_greedily, sample
 
 
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampler", "argmax"])
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize("vocab", [32_000, 151_936])
-@pytest.mark.parametrize("backend", ["native", "xla"])
-def test_sampler(benchmark: Any, backend: str, vocab: int, rows: int, greedy: bool) -> None:
+@pytest.mark.parametrize("route", ROUTES)
+def test_sampler(benchmark: Any, route: str, vocab: int, rows: int, greedy: bool) -> None:
     torch.manual_seed(0)
-    route: Route = NativeRoute(CPU) if backend == "native" else XlaRoute(CPU)
+    compiler = ROUTES[route]
     mask = torch.full((rows, mask_words(vocab)), ALLOW_ALL, dtype=torch.int32)
     temperature = (torch.arange(rows) + 1) % 2 * 0.8
     top_k, top_p = torch.zeros(rows, dtype=torch.int32), torch.full((rows,), 0.9)
@@ -34,7 +31,6 @@ def test_sampler(benchmark: Any, backend: str, vocab: int, rows: int, greedy: bo
     def step(weights: Any, kv_cache: Any, given: Any) -> Any:
         return (pick_greedily if greedy else sample)(*given, vocab), kv_cache
 
-    with using(KernelSet.CPU if backend == "native" else KernelSet.TORCH):
-        executable = route.trace("sampler", step, {}, [], arguments).lower().compile()
-    weights, kv_cache = route.place_weights({}), route.allocate_kv_cache((), torch.float32)
+    executable = compiled(compiler, "sampler", step, {}, [], arguments)
+    weights, kv_cache = compiler.place_weights({}), compiler.allocate_kv_cache((), torch.float32)
     benchmark.pedantic(executable, args=(weights, kv_cache, arguments), rounds=30, warmup_rounds=3)

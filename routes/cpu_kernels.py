@@ -1,4 +1,4 @@
-"""What both routes know of the C++ kernels in their graphs of CPU mode: whether there are any, and how they come here."""
+"""What both routes know of the C++ kernels in graphs of CPU mode: whether there are any, and how they come here."""
 
 import ctypes
 from importlib import import_module

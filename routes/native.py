@@ -26,7 +26,7 @@ from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
-from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
+from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target, is_installed
 
 _LOWERING = ("capture", "cpu_kernels", "native", "native_code", "native_donation")
 
@@ -157,6 +157,12 @@ class NativeRoute:
     def __init__(self, target: Target) -> None:
         self.target = target
 
+    def missing(self) -> str | None:
+        """torch-neuronx, where it is needed; see `Route`."""
+        if self.target.platform == "cpu" or is_installed("torch_neuronx"):
+            return None
+        return f"the native route needs the package torch-neuronx: {_remedy(self.target.compile_only)}"
+
     def probe(self) -> Probe:
         """Whether graphs can be compiled: in CPU mode that takes a C++ compiler, else torch-neuronx."""
         if self.target.platform == "cpu":
@@ -276,16 +282,11 @@ def _import_torch_neuronx(compile_for: str | None = None) -> None:
     Raises:
         RuntimeError: torch-neuronx is not there, or is too old to be a backend of torch.compile.
     """
-    instead = "VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
     if compile_for is not None:
         # Looked up when it is imported. The target may have been spelled in a way that only we understand.
         os.environ["TORCH_NEURONX_COMPILE_ONLY"] = "1"
         os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = compile_for
-        instead = "VLLM_NEURON_BACKEND=vllm_neuron, whose route compiles with neuronx-cc alone"
-    remedy = (
-        "install the extra `neuron` from AWS's package index (PyPI's torch-neuronx is an empty placeholder), or set "
-        f"{instead}"
-    )
+    remedy = _remedy(compile_for is not None)
     try:
         importlib.import_module("torch_neuronx")
     except ImportError as error:
@@ -294,3 +295,13 @@ def _import_torch_neuronx(compile_for: str | None = None) -> None:
         raise RuntimeError(
             f"torch-neuronx {blob.package_version('torch-neuronx')} registers no backend `{_BACKEND}`: {remedy}"
         )
+
+
+def _remedy(compile_only: bool) -> str:
+    instead = "VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
+    if compile_only:
+        instead = "VLLM_NEURON_BACKEND=vllm_neuron, whose route compiles with neuronx-cc alone"
+    return (
+        "install the extra `neuron` from AWS's package index (PyPI's torch-neuronx is an empty placeholder), or set "
+        f"{instead}"
+    )

@@ -10,6 +10,7 @@ meta tensors will do. For running, weights and KV cache are first placed, becaus
 another memory for them.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,14 @@ class Target:
 
 
 CPU = Target("cpu")
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module could be imported. It is not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # loaded, and not by a finder
+        return True
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,10 @@ class Route(Protocol):
     @property
     def target(self) -> Target:
         """What its executables run on."""
+        ...
+
+    def missing(self) -> str | None:
+        """Packages that the route needs and that are not installed, with the remedy. Nothing is imported for it."""
         ...
 
     def probe(self) -> Probe: ...

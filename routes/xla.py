@@ -8,7 +8,6 @@ A machine that only compiles has no client: it runs `neuronx-cc` on the HLO modu
 keeps the NEFF. Loading such a NEFF on a device is not supported yet: PJRT has no documented way to do it.
 """
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from vllm_neuron.kernels import opaque
 from vllm_neuron.routes import blob, cpu_kernels, neuronx_cc, xla_kernels
 from vllm_neuron.routes.capture import Captured, Leaf, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
-from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target
+from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target, is_installed
 from vllm_neuron.routes.xla_cpu import BITS
 from vllm_neuron.routes.xla_lower import StableHLO, lower
 from vllm_neuron.routes.xla_pjrt import Array, Client, Program
@@ -161,16 +160,23 @@ class XlaRoute:
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def probe(self) -> Probe:
-        """Whether the packages are there, and the device or the compiler answers."""
+    def missing(self) -> str | None:
+        """Packages that lower, and on devices run; see `Route`."""
         on_device = self.target.platform != "cpu" and not self.target.compile_only
         needed = {**_CPU_PACKAGES, **_NEURON_PACKAGES} if on_device else _CPU_PACKAGES
-        missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
-        if missing:
-            reason = f"the XLA route needs {', '.join(missing)}: pip install {' '.join(missing)}"
-            if set(missing) & set(_NEURON_PACKAGES.values()):
-                reason += " (from AWS's package index), or set VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
-            return Probe(False, reason, self.versions())
+        names = [pip for module, pip in needed.items() if not is_installed(module)]
+        if not names:
+            return None
+        reason = f"the XLA route needs {', '.join(names)}: pip install {' '.join(names)}"
+        if set(names) & set(_NEURON_PACKAGES.values()):
+            return f"{reason} (from AWS's package index), or set VLLM_NEURON_CPU_MODE=1 to run without Neuron devices"
+        return f"{reason}, or unset VLLM_NEURON_BACKEND"
+
+    def probe(self) -> Probe:
+        """Whether the packages are there, and the device or the compiler answers."""
+        missing = self.missing()
+        if missing is not None:
+            return Probe(False, missing, self.versions())
         return self._probe_compiler() if self.target.compile_only else self._probe_client()
 
     def _probe_compiler(self) -> Probe:

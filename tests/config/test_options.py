@@ -192,6 +192,14 @@ def test_old_names_give_the_new_one_wherever_they_stand(place: str | None, name:
     assert not fault.later
 
 
+def test_the_old_quantization_pair_is_refused_wherever_it_stands() -> None:
+    pair = {"quantized": True, "quantization_dtype": "int8"}
+    (group,) = faults({"override_neuron_config": pair})
+    assert group.option == "additional_config.override_neuron_config" and NEURON in group.remedy
+    (later,) = faults({"neuron_config": pair})
+    assert later.later and later.option == f"{NEURON}.quantization_dtype"
+
+
 @pytest.mark.parametrize("name", sorted(old.OPTIONS))
 def test_every_old_name_is_refused(name: str) -> None:
     assert name not in NEURON_ROWS and name not in ENCODER_ROWS

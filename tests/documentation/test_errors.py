@@ -19,6 +19,7 @@ SECTIONS = (
     ("do-not-set-the-quantization-flag-to-neuron_quant", "config/capabilities.py"),
     ("mm_language_model_only-and-mm_encoder_only-exclude-each-other", "config/capabilities.py"),
     ("vllm-neuron-cannot-be-used", "__init__.py"),
+    ("the-compile-route-does-not-work-here", "plugin/routes.py"),
 )
 """Section of docs/troubleshooting.md, and the module that names it; "" where nothing of ours raises the error."""
 

@@ -1,5 +1,6 @@
 """The platform is chosen once per process, so it is chosen here, before a test module imports vLLM."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ with pytest.MonkeyPatch.context() as patch:
     import vllm.platforms
 
     assert vllm.platforms.current_platform.is_out_of_tree()
+    # Where pytest has no handler yet, the platform gives the package one of its own and keeps lines from caplog.
+    logging.getLogger("vllm_neuron").propagate = True
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,33 @@ def test_contexts_as_long_as_the_window_need_no_window() -> None:
     config = with_windows("sliding", "sliding", disable_sliding_window=True, max_model_len=None)
     assert config.model_config.max_model_len == 256
     assert [layer.window for layer in served_model(config).kv_layers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "absent", "words"),
+    [
+        ("neuron_native", "trn2", "torch_neuronx", ["torch-neuronx", "AWS's package index", "VLLM_NEURON_CPU_MODE=1"]),
+        ("vllm_neuron", "trn3", "neuronxcc", ["neuronx-cc", "AWS's package index", "VLLM_NEURON_CPU_MODE=1"]),
+        ("vllm_neuron", None, "torch_xla", ["pip install torch-xla==2.9.0", "unset VLLM_NEURON_BACKEND"]),
+    ],
+)
+def test_a_missing_package_is_named_before_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str | None, absent: str, words: list[str]
+) -> None:
+    monkeypatch.setenv("VLLM_NEURON_BACKEND", backend)
+    monkeypatch.setitem(sys.modules, absent, None)  # type: ignore[arg-type]
+    if device:
+        monkeypatch.delenv("VLLM_NEURON_CPU_MODE")
+        monkeypatch.setattr("vllm_neuron.plugin.hardware.device_target", lambda: device)
+    with pytest.raises(RuntimeError, match=f"VLLM_NEURON_BACKEND={backend} does not work here") as fault:
+        make_config()
+    assert all(word in str(fault.value) for word in words), fault.value
+
+
+def test_the_native_route_wants_no_package_of_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch_xla", "jax", "jaxlib", "torch_neuronx", "neuronxcc", "nki"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    make_config()
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused() -> None:

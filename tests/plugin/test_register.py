@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from vllm import platforms
+from vllm.plugins import PLATFORM_PLUGINS_GROUP, load_plugins_by_group
 
 import vllm_neuron
 from vllm_neuron.plugin.activation import PLATFORM, ActivationError, activate, require_vllm_version
@@ -28,6 +30,20 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_cpu_mode_selects_the_platform() -> None:
     done = run(CHOSEN, VLLM_NEURON_CPU_MODE="1")
     assert "chosen vllm_neuron.plugin.platform NeuronPlatform" in done.stdout, done.stderr
+
+
+def test_cpu_mode_comes_before_vllms_own_cpu_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(platforms.builtin_platform_plugins, "cpu", lambda: "vllm.platforms.cpu.CpuPlatform")
+    assert platforms.resolve_current_platform_cls_qualname() == PLATFORM
+
+
+@pytest.mark.parametrize("allowed", ["", "other"])
+def test_vllm_asks_nobody_that_its_own_variable_leaves_out(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not call the plugin then, so that nothing of ours can log it: `vllm-neuron doctor` says so."""
+    monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert "neuron" not in load_plugins_by_group(PLATFORM_PLUGINS_GROUP)
+    monkeypatch.setenv("VLLM_PLUGINS", "other,neuron")
+    assert "neuron" in load_plugins_by_group(PLATFORM_PLUGINS_GROUP)
 
 
 def test_stays_out_and_says_why() -> None:

@@ -29,6 +29,14 @@ def test_higher_values_are_drawn_higher() -> None:
     assert float(second.attrib["cy"]) < float(first.attrib["cy"])
 
 
+def test_doubled_values_are_as_far_apart_as_doubled_again() -> None:
+    chart = line_chart("t", "x", "y", {"a": [(0, 1), (128, 1), (256, 2), (512, 3)]}, doubling=True)
+    root = ET.fromstring(chart)
+    first, second, third = (float(dot.attrib["cx"]) for dot in root.findall(f"{SVG}circle"))
+    assert abs((third - second) - (second - first)) < 0.2
+    assert {"128", "256", "512"} <= {text.text for text in root.findall(f"{SVG}text")}
+
+
 def test_bars_stand_in_proportion_and_gaps_are_left_out() -> None:
     root = ET.fromstring(bar_chart("t", "y", ["g", "h"], {"a": [(2, 1, 3), None], "b": [(1, 1, 1), (4, 4, 4)]}))
     bars = [rect for rect in root.findall(f"{SVG}rect") if "height" in rect.attrib and "x" in rect.attrib][:3]

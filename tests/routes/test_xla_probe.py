@@ -5,7 +5,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from vllm_neuron.routes import xla, xla_lower
+from vllm_neuron.routes import xla_lower
 from vllm_neuron.routes.route import CPU, Target
 from vllm_neuron.routes.xla import XlaRoute
 
@@ -22,10 +22,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name == "torch_xla" else found(name, package)
 
-    monkeypatch.setattr(xla.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     probe = XlaRoute(CPU).probe()
     assert not probe.works
-    assert "pip install torch-xla==2.9.0" in probe.reason
+    assert "pip install torch-xla==2.9.0" in probe.reason and "unset VLLM_NEURON_BACKEND" in probe.reason
 
 
 def test_lowering_without_torch_xla_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

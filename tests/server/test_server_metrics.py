@@ -13,6 +13,7 @@ import promql_parser as promql
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from tests.checkpoints import oracle_model, prompt
 from tests.server.completions import token_ids
@@ -27,6 +28,8 @@ from tests.server.harness import (
     serving,
     start,
 )
+from vllm_neuron.advisor.traffic import from_metrics
+from vllm_neuron.cli.main import app
 from vllm_neuron.plugin.metrics import METRICS
 from vllm_neuron.plugin.metrics import PREFIX as OURS
 from vllm_neuron.plugin.metrics_folder import PREFIX as FOLDER
@@ -124,6 +127,20 @@ def test_server_counts_steps_and_padding_once(server: Server, after: Scrape) -> 
     assert total(after, f"{OURS}compiles_after_warmup_total") == 0
     assert total(after, "vllm:prefix_cache_hits_total") == 2 * 192
     assert total(after, "vllm:prefix_cache_queries_total") == 1 + 129 + 511 + 3 * 200 + 6 * 20
+
+
+def test_server_metrics_give_bucket_lists(server: Server, after: Scrape, tmp_path: Path) -> None:
+    """From the address or a copy of it. Paddings of 108, 120 and 127 rows are all more than 64 to the histogram."""
+    _, text = http("GET", f"{server.url}/metrics")
+    (tmp_path / "scrape").write_text(text)
+    sample = from_metrics(text, "/metrics")
+    assert sample.prefill_steps == {63: 9, 191: 1, 223: 1, 511: 1}
+    assert sum(sample.decode_steps.values()) == total(after, f"{OURS}num_seqs_padding_count")
+    for source in (f"{server.url}/metrics", tmp_path / "scrape"):
+        result = CliRunner().invoke(app, ["advise", "--from-metrics", str(source), "--json"], catch_exceptions=False)
+        lists = json.loads(result.stdout)["additional_config"]["neuron_config"]
+        assert lists["num_batched_tokens_buckets"] == [128, 256, 512]
+        assert lists["num_seqs_buckets"][-1] == max(sample.decode_steps)
 
 
 def test_server_start_time_is_that_of_the_process(server: Server, before: Scrape) -> None:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm_neuron.cli.report import Report
-from vllm_neuron.cli.tables import new_table
+from vllm_neuron.cli.tables import new_table, result_console
 
 _YES, _NO = "[green]yes[/green]", "[red]no[/red]"
 
@@ -25,7 +25,7 @@ def as_json(report: Report) -> str:
 
 def show(report: Report, console: Console | None = None) -> None:
     """Print the report for people."""
-    console = console or Console(soft_wrap=True, highlight=False)
+    console = console or result_console()
     _heading(console, "Platform")
     console.print(f"vLLM uses this plugin: {_YES if report.platform.active else _NO} (mode: {report.platform.mode})")
     for reason in report.platform.reasons:

@@ -34,14 +34,22 @@ class Server:
         flags: of `vllm serve`.
         environment: variables over those of this process.
         log: file for its output.
+        python: interpreter of the environment that serves.
     """
 
-    def __init__(self, model: str, flags: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        model: str,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        python: str = sys.executable,
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *flags]
+        command = [python, "-m", "vllm.entrypoints.cli.main", "serve", model, *flags]
         command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         # The counters of graphs are read through vLLM's endpoint for development; nobody else reaches this port.
         variables = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | dict(environment)
@@ -75,6 +83,11 @@ class Server:
                 time.sleep(0.1)
         raise ServerFailedError(f"vllm serve has not answered after {START_SECONDS:.0f} s:\n{self._tail()}")
 
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        return self._process.pid
+
     def graph_statistics(self) -> dict[str, Any]:
         """Counters of graphs since the start; see `GraphStatistics`."""
         response = httpx.post(f"{self.url}/collective_rpc", json={"method": "graph_statistics"}, timeout=60)
@@ -101,9 +114,11 @@ class Server:
 
 
 @contextmanager
-def serving(model: str, flags: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[Server]:
+def serving(
+    model: str, flags: Sequence[str], environment: Mapping[str, str], log: Path, python: str = sys.executable
+) -> Iterator[Server]:
     """A `Server` inside the block, answering or not."""
-    server = Server(model, flags, environment, log)
+    server = Server(model, flags, environment, log, python)
     try:
         yield server
     finally:

@@ -13,11 +13,9 @@ from vllm_neuron.config import ConfigurationError, ResolvedConfig, log_notices
 from vllm_neuron.engine.compiler import GraphCompiler, open_cache
 from vllm_neuron.plugin.activation import ActivationError, activate
 from vllm_neuron.plugin.arguments import ArgumentsError, parse_arguments, quiet_vllm
-from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.models import served_model
+from vllm_neuron.plugin.routes import working_route
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
-from vllm_neuron.routes.route import Route
-from vllm_neuron.routes.select import select_route
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -76,19 +74,6 @@ def prepare(arguments: Sequence[str], artifacts: Path | None) -> CompileJob:
         raise CompileFaultsError([str(error)]) from error
     compiler = GraphCompiler(model, config, route, cache, model_dtype(vllm_config), blocks.num_blocks)
     return CompileJob(compiler, (_measured_note(blocks.num_blocks),) if blocks.measured else ())
-
-
-def working_route(config: ResolvedConfig) -> Route:
-    """The compile route of a configuration.
-
-    Raises:
-        RuntimeError: it does not work here.
-    """
-    route = select_route(config.backend, compile_target(config))
-    probe = route.probe()
-    if not probe.works:
-        raise RuntimeError(f"VLLM_NEURON_BACKEND={config.backend} does not work here: {probe.reason}")
-    return route
 
 
 def engine_config(arguments: Sequence[str]) -> "VllmConfig":

@@ -18,6 +18,10 @@ PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 _CHIP_GIB = {"trn2": 96, "trn3": 144}
 _CORES_PER_CHIP = 8
+_ELSEWHERE = (
+    "Neuron devices are supported on EC2 instances of the families trn2 and trn3. Set VLLM_NEURON_CPU_MODE=1 to run on "
+    "the CPU, or VLLM_NEURON_CPU_COMPILE=1 and NEURON_PLATFORM_TARGET_OVERRIDE to compile for such an instance."
+)
 
 
 def compile_target(config: ResolvedConfig) -> Target:
@@ -42,14 +46,12 @@ def device_target(product_name: Path = PRODUCT_NAME) -> str:
     try:
         instance_type = product_name.read_text().strip()
     except OSError as error:
-        raise RuntimeError(f"{product_name}, which names the EC2 instance type, cannot be read ({error}).") from error
+        raise RuntimeError(
+            f"{product_name}, which names the EC2 instance type, cannot be read ({error.strerror}). {_ELSEWHERE}"
+        ) from error
     family = re.match(r"(trn[23])[a-z]*\.", instance_type)
     if family is None:
-        raise RuntimeError(
-            f"{product_name} says {instance_type!r}, and Neuron devices are supported on EC2 instances of the families "
-            "trn2 and trn3. Set VLLM_NEURON_CPU_MODE=1 to run on the CPU, or VLLM_NEURON_CPU_COMPILE=1 and "
-            "NEURON_PLATFORM_TARGET_OVERRIDE to compile for such an instance."
-        )
+        raise RuntimeError(f"{product_name} says {instance_type!r}. {_ELSEWHERE}")
     return family[1]
 
 

@@ -15,7 +15,8 @@ from vllm_neuron.kv_cache.blocks import blocks_for
 from vllm_neuron.kv_cache.layout import num_groups
 from vllm_neuron.models.model import Model
 from vllm_neuron.models.registry import build_model
-from vllm_neuron.plugin.compile import CompileFaultsError, engine_config, require_platform, working_route
+from vllm_neuron.plugin.compile import CompileFaultsError, engine_config, require_platform
+from vllm_neuron.plugin.routes import working_route
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import checkpoint_folder, load_model_weights
 

@@ -22,6 +22,7 @@ from vllm_neuron.plugin.external_models import register_external_models
 from vllm_neuron.plugin.metrics_folder import prepare_folder
 from vllm_neuron.plugin.ports import refuse_shared_port
 from vllm_neuron.plugin.processes import note_start
+from vllm_neuron.plugin.routes import require_packages
 from vllm_neuron.plugin.settings import (
     model_dtype,
     remember_unset_limits,
@@ -75,6 +76,7 @@ class NeuronPlatform(Platform):
 
         Raises:
             ConfigurationError: all faults together, before any weight is read.
+            RuntimeError: packages of the compile route are missing, or the devices here are of no known kind.
             PortInUseError: another server listens on this one's port.
             OSError: there is no space for the metrics.
         """
@@ -86,6 +88,8 @@ class NeuronPlatform(Platform):
         prepare_folder()
         end_when_interrupted_in_warm_up()
         resolved = _resolve(vllm_config, unset_limits)
+        if not resolved.cpu_compile:  # which serves nothing, and whose own command asks for more than packages
+            require_packages(resolved)
         _adopt(vllm_config, resolved)
         _choose_classes(vllm_config)
         _normalise_runner_variable()

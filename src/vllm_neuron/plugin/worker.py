@@ -23,7 +23,6 @@ from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.engine.graphs import list_graphs
 from vllm_neuron.engine.hbm import hbm_failures_explained
 from vllm_neuron.engine.memory import kv_cache_bytes
-from vllm_neuron.plugin.hardware import compile_target
 from vllm_neuron.plugin.kv_specs import kv_cache_specs, require_groups
 from vllm_neuron.plugin.last_words import leaving_last_words
 from vllm_neuron.plugin.memory import kv_budget
@@ -32,9 +31,9 @@ from vllm_neuron.plugin.metrics_folder import reserve_for_engine
 from vllm_neuron.plugin.model_runner import NeuronModelRunner
 from vllm_neuron.plugin.models import served_model
 from vllm_neuron.plugin.processes import seconds_since_start, settle_engine_process
+from vllm_neuron.plugin.routes import working_route
 from vllm_neuron.plugin.settings import model_dtype, resolved_config
 from vllm_neuron.plugin.weights import load_model_weights
-from vllm_neuron.routes.select import select_route
 from vllm_neuron.weights.loading import total_bytes
 
 logger = logging.getLogger(__name__)
@@ -74,10 +73,7 @@ class NeuronWorker(WorkerBase):
                 f"vllm-neuron compile {self.model_config.model} with the same flags to compile all graphs, and serve "
                 "them on a machine with Neuron devices."
             )
-        self.route = select_route(self.config.backend, compile_target(self.config))
-        probe = self.route.probe()
-        if not probe.works:
-            raise RuntimeError(f"VLLM_NEURON_BACKEND={self.config.backend} does not work here: {probe.reason}")
+        self.route = working_route(self.config)
         self.device = torch.device("cpu")
         parallel = self.parallel_config
         init_distributed_environment(

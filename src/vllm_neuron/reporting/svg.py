@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, isfinite, log2, log10
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 64
@@ -31,16 +31,32 @@ class Axes:
         return round(LEFT + across * width, 1), round(HEIGHT - BOTTOM - up * height, 1)
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Mapping[str, Points], logarithmic: bool = False) -> str:
-    """Lines through the points of each series; with `logarithmic` y is drawn as its decimal logarithm.
+def line_chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Mapping[str, Points],
+    logarithmic: bool = False,
+    doubling: bool = False,
+) -> str:
+    """Lines through the points of each series.
 
     Points that are not finite, and those that have no logarithm, are left out.
+
+    Args:
+        title: above the chart.
+        x_label: below it.
+        y_label: beside it.
+        series: points by name.
+        logarithmic: y is drawn as its decimal logarithm.
+        doubling: x is drawn as its binary logarithm, with a tick at every x that there is.
     """
-    shown = {name: _finite(points, logarithmic) for name, points in series.items()}
+    shown = {name: _finite(points, logarithmic, doubling) for name, points in series.items()}
     xs = [x for points in shown.values() for x, _ in points]
     ys = [y for points in shown.values() for _, y in points]
     axes = Axes(_span(xs, False), _span(ys, not logarithmic))
-    parts = [_frame(title, x_label, y_label), _y_ticks(axes, logarithmic), _x_ticks(axes)]
+    ticks = _ticks_of(axes, xs) if doubling else _x_ticks(axes)
+    parts = [_frame(title, x_label, y_label), _y_ticks(axes, logarithmic), ticks]
     for index, points in enumerate(shown.values()):
         path = " ".join(f"{x},{y}" for x, y in (axes.at(*point) for point in points))
         colour = COLOURS[index % len(COLOURS)]
@@ -84,11 +100,11 @@ def bar_chart(
     return _svg([*parts, _legend(list(series))])
 
 
-def _finite(points: Points, logarithmic: bool) -> list[tuple[float, float]]:
+def _finite(points: Points, logarithmic: bool, doubling: bool) -> list[tuple[float, float]]:
     return [
-        (x, log10(y) if logarithmic else y)
+        (log2(x) if doubling else x, log10(y) if logarithmic else y)
         for x, y in points
-        if isfinite(x) and isfinite(y) and (y > 0 or not logarithmic)
+        if isfinite(x) and isfinite(y) and (y > 0 or not logarithmic) and (x > 0 or not doubling)
     ]
 
 
@@ -115,6 +131,11 @@ def _y_ticks(axes: Axes, logarithmic: bool) -> str:
 
 def _x_ticks(axes: Axes) -> str:
     at = ((value, *axes.at(value, axes.y[0])) for value in _round_values(*axes.x))
+    return "".join(_text(x, y + 16, f"{value:.4g}", "middle") for value, x, y in at)
+
+
+def _ticks_of(axes: Axes, logarithms: Sequence[float]) -> str:
+    at = ((2.0**value, *axes.at(value, axes.y[0])) for value in sorted(set(logarithms)))
     return "".join(_text(x, y + 16, f"{value:.4g}", "middle") for value, x, y in at)
 
 
