@@ -240,23 +240,27 @@ class GraphExecutor:
             tuple(residual[:count] for residual in outputs.residuals), outputs.hidden[:count], outputs.logits[:count]
         )
 
-    def submit_prefill(self, row: Row) -> SubmittedStep:
-        """Compute many tokens of one request, and sample the one that follows them."""
-        return SubmittedStep(1, self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
+    def submit_prefill(self, row: Row, *, logprobs: bool = True) -> SubmittedStep:
+        """Compute many tokens of one request, and sample the one that follows them; see `submit_decode`."""
+        graph = prefill_graph(self.graphs, len(row.token_ids))
+        return SubmittedStep(1, self._submit_counted(graph, (row,), logprobs=logprobs))
 
-    def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
+    def submit_decode(
+        self, rows: Sequence[Row], after: SubmittedStep | None = None, *, logprobs: bool = True
+    ) -> SubmittedStep:
         """Compute one token of each of n requests, and sample the one that follows it.
 
         Args:
             rows: of the requests.
             after: the step that `fed_from` of the rows speaks of; it may still be under way.
+            logprobs: whether anybody reads them, if the graph makes any.
 
         Raises:
             ValueError: a row takes its token from a step that is not given.
         """
         if after is None and any(row.fed_from != NOT_FED for row in rows):
             raise ValueError("A row takes its token from an earlier step, and none is given.")
-        return SubmittedStep(len(rows), self._submit_counted(self._decode_graph(rows), rows, after))
+        return SubmittedStep(len(rows), self._submit_counted(self._decode_graph(rows), rows, after, logprobs))
 
     def _decode_graph(self, rows: Sequence[Row]) -> GraphSpec:
         return decode_graph(self.graphs, len(rows), max(row.end for row in rows))
@@ -289,9 +293,9 @@ class GraphExecutor:
         self._queue.close()
 
     def _submit_counted(
-        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None
+        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None, logprobs: bool = True
     ) -> "Future[Any]":
-        future = self._submit(graph, rows, after)
+        future = self._submit(graph, rows, after, logprobs)
         self._count(graph, sum(len(row.token_ids) for row in rows))
         return future
 
@@ -301,7 +305,9 @@ class GraphExecutor:
         if self._on_step is not None:
             self._on_step(graph, live_rows)
 
-    def _submit(self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None) -> "Future[Any]":
+    def _submit(
+        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None, logprobs: bool = True
+    ) -> "Future[Any]":
         """Prepare a step here and now, and let it run after those submitted before."""
         executable = self._executable(graph)
         inputs = self._free_builders()[graph].build(rows)
@@ -311,9 +317,11 @@ class GraphExecutor:
             if after is not None and isinstance(inputs, SampledInputs):
                 fed = feed(inputs, after.sampled.result().token_ids)
             outputs = self._run(executable, fed)
-            if self._queue.asynchronous and graph.sampling != "host":
-                # The next step may run, and use the memory again, before these are read.
-                outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
+            if graph.sampling != "host":
+                outputs = outputs if logprobs else Sampled(outputs.token_ids)
+                if self._queue.asynchronous:
+                    # The next step may run, and use the memory again, before these are read.
+                    outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
             return outputs
 
         future = self._queue.submit(run)
