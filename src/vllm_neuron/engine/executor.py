@@ -13,7 +13,7 @@ import torch
 
 from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler
+from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler, kernels_of
 from vllm_neuron.engine.graphs import (
     GraphSpec,
     decode_graph,
@@ -27,6 +27,7 @@ from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
+from vllm_neuron.kernels.dispatch import fp8_cache_warning
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes, num_groups
 from vllm_neuron.models.model import LayerOutputs, Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
@@ -155,6 +156,9 @@ class GraphExecutor:
         shapes = layer_shapes(layers, num_blocks, self._config.block_size)
         self._kv_cache = self._route.allocate_kv_cache(shapes, cache_dtype(layers, self._dtype))
         self._compiler = GraphCompiler(self._model, self._config, self._route, self._cache, self._dtype, num_blocks)
+        warning = fp8_cache_warning(kernels_of(self._config)) if self._config.fp8_kv_cache else None
+        if warning is not None:
+            logger.warning(warning)
 
     def warm_up(self, report: Report | None = None) -> None:
         """Make every graph of the list ready and run it once on padding only; afterwards no step compiles.
