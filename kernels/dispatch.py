@@ -7,7 +7,8 @@ Each op has a twin in `<op>_torch.py` (its specification). Kernel sets replace s
         traced = route.trace(...)                             from shapes and dtypes of each call
 
 The first of the sets that has the op and takes the arguments computes it; the twins take all. `choices` tells what is
-known before any graph is traced, and the log at debug level what became of each op in a graph, and why.
+known before any graph is traced, and the log what became of each op in a graph, and why: at debug level, and as a
+warning where an NKI kernel was left out.
 """
 
 import logging
@@ -81,6 +82,20 @@ COVERED: Mapping[KernelSet, frozenset[str]] = {
 """The ops of each set, known without building or importing any. A graph that must not write in place has no C++ one
 of kv_write."""
 
+ONLY_WIDE_CACHES = frozenset(("kv_write", "paged_attention"))
+"""Ops whose NKI kernels do not take a KV cache of 8-bit floats."""
+
+_MATRICES = "it takes weights as [in, out], and models hold them as [out, in]: graphs call {}"
+UNCALLED: Mapping[str, str] = {
+    "gated_mlp": _MATRICES.format("linear and silu_mul"),
+    "norm_qkv_rope": _MATRICES.format("rms_norm, linear and rope"),
+    "output_projection": _MATRICES.format("linear"),
+    "kv_quantize": "FP8 KV caches are written and read by what computes kv_write and paged_attention",
+    "kv_dequantize": "FP8 KV caches are written and read by what computes kv_write and paged_attention",
+    "decode_mask": "decode attention makes its mask itself, or takes torch's with VLLM_NEURON_ATTN_MASK_TORCH=1",
+}
+"""NKI kernels that are in no graph, and why."""
+
 _NAMES = {KernelSet.TORCH: "torch twin", KernelSet.CPU: "C++ kernel", KernelSet.NKI: "NKI kernel"}
 
 
@@ -143,8 +158,23 @@ def select(
 
 
 def choices(selection: Selection) -> tuple[Choice, ...]:
-    """What computes each op as long as it takes the arguments, which is known only when a graph is traced."""
-    return tuple(_choice(selection, op) for op in OPS)
+    """What computes each op as long as it takes the arguments, which is known only when a graph is traced; then the
+    kernels that no graph calls."""
+    called = [_choice(selection, op) for op in OPS]
+    return (*called, *(Choice(name, "in no graph", why) for name, why in UNCALLED.items()))
+
+
+def fp8_cache_warning(selection: Selection) -> str | None:
+    """What to tell who serves with an FP8 KV cache and expects NKI kernels; None if they are not in use anyway."""
+    if KernelSet.NKI not in selection.sets:
+        return None
+    left = " and ".join(f"{op} ({_NAMES[_without_nki(selection, op)]})" for op in sorted(ONLY_WIDE_CACHES))
+    return f"NKI kernels do not take an FP8 KV cache yet. What computes instead: {left}."
+
+
+def _without_nki(selection: Selection, op: str) -> KernelSet:
+    others = (kernels for kernels in selection.sets if kernels is not KernelSet.NKI)
+    return next((kernels for kernels in others if _covers(kernels, op, selection.options)), KernelSet.TORCH)
 
 
 def _choice(selection: Selection, op: str) -> Choice:
@@ -155,6 +185,8 @@ def _choice(selection: Selection, op: str) -> Choice:
             whys.append(reason)
             if (op, kernels) == ("paged_attention", KernelSet.NKI) and selection.options.torch_mask:
                 whys.append("VLLM_NEURON_ATTN_MASK_TORCH=1: torch makes the mask of decode steps")
+            if kernels is KernelSet.NKI and op in ONLY_WIDE_CACHES:
+                whys.append(f"for an FP8 KV cache: {_NAMES[_without_nki(selection, op)]}")
             return Choice(op, _NAMES[kernels], "; ".join(whys))
         missing = "that does not write in place" if op in COVERED[kernels] else ""
         whys.append(f"{_NAMES[kernels]}: {reason}" if covered else f"there is no {_NAMES[kernels]} {missing}".rstrip())
@@ -221,21 +253,24 @@ def implementation(op: str) -> Implementation:
     @wraps(candidates[0][1])
     def first_that_takes(*args: Any, **kwargs: Any) -> Any:
         whys = []
+        level = logging.DEBUG
         for kernels, function in candidates[:-1]:
             try:
                 result = function(*args, **kwargs)
             except RefusedError as refused:
                 whys.append(f"{_NAMES[kernels]}: {refused}")
+                # Whoever has NKI kernels, or asks for their simulator, should know where they are not.
+                level = logging.WARNING if kernels is KernelSet.NKI else level
             else:
-                _log(active, Choice(op, _NAMES[kernels], "; ".join(whys) or "takes these arguments"))
+                _log(active, level, Choice(op, _NAMES[kernels], "; ".join(whys) or "takes these arguments"))
                 return result
-        _log(active, Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys)))
+        _log(active, level, Choice(op, _NAMES[KernelSet.TORCH], "; ".join(whys)))
         return candidates[-1][1](*args, **kwargs)
 
     return first_that_takes
 
 
-def _log(active: _Active, choice: Choice) -> None:
+def _log(active: _Active, level: int, choice: Choice) -> None:
     if choice not in active.logged:
         active.logged.add(choice)
-        logger.debug("%s: %s (%s)", *choice)
+        logger.log(level, "%s: %s (%s)", *choice)

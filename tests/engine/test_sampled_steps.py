@@ -109,6 +109,8 @@ def test_a_rows_token_and_logprobs_do_not_depend_on_its_batch(made: GraphExecuto
     sampling = RowSampling(temperature=1.3, top_k=7, top_p=0.9, uniform=0.77)
     pair = [row([PROMPT[9]], 9)._replace(sampling=sampling), row([PROMPT[8]], 8, OTHER)]
     together = [tensor.clone() for tensor in made.submit_decode(pair).collect()]
+    (tokens,) = made.submit_decode(pair, logprobs=False).collect()
+    assert torch.equal(tokens, together[0])
     alone = made.submit_decode(pair[:1]).collect()
     for part, whole in zip(alone, together, strict=True):
         torch.testing.assert_close(part[0], whole[0], rtol=1e-5, atol=1e-5)

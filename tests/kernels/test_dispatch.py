@@ -7,8 +7,20 @@ import pytest
 import torch
 
 from vllm_neuron.kernels import opaque
-from vllm_neuron.kernels.dispatch import COVERED, OPS, KernelSet, choices, implementation, select, using
-from vllm_neuron.kernels.nki_ops import NkiOptions
+from vllm_neuron.kernels.dispatch import (
+    COVERED,
+    ONLY_WIDE_CACHES,
+    OPS,
+    UNCALLED,
+    KernelSet,
+    choices,
+    fp8_cache_warning,
+    implementation,
+    select,
+    using,
+)
+from vllm_neuron.kernels.kv_fp8_torch import FP8, KVScales
+from vllm_neuron.kernels.nki_ops import NkiOps, NkiOptions
 
 NATIVE, XLA = "neuron_native", "vllm_neuron"
 SIMULATED = {"rms_norm", "add_rms_norm", "rope", "kv_write", "paged_attention", "top_k", "argmax"}
@@ -55,7 +67,10 @@ def why(op: str, **changes: Any) -> tuple[str, str]:
 
 
 def test_the_reason_of_each_choice_is_told() -> None:
-    assert [choice.op for choice in choices(selection())] == list(OPS)
+    assert [choice.op for choice in choices(selection())] == [*OPS, *UNCALLED]
+    assert why("gated_mlp", simulated=True) == ("in no graph", UNCALLED["gated_mlp"])
+    assert why("kv_write", simulated=True)[1].endswith("for an FP8 KV cache: C++ kernel")
+    assert "FP8" not in why("kv_write")[1]
     assert why("rms_norm", simulated=True) == ("NKI kernel", "NKI_SIMULATOR=1: in the simulator")
     assert why("linear", simulated=True) == ("C++ kernel", "there is no NKI kernel; CPU mode")
     assert why("rms_norm", backend=XLA) == ("C++ kernel", "NKI kernel: NKI_SIMULATOR=0; CPU mode")
@@ -80,10 +95,31 @@ def test_what_a_kernel_does_not_take_goes_to_the_next(caplog: pytest.LogCaptureF
             expected = implementation("rms_norm")(half, half[0], 1e-5)
         torch.testing.assert_close(expected, half)
         torch.testing.assert_close(implementation("rms_norm")(single, single[0], 1e-5), single, atol=1e-4, rtol=0)
-    assert [record.message for record in caplog.records] == [
-        "rms_norm: torch twin (NKI kernel: x must be float32 or bfloat16, not float16)",
-        "rms_norm: NKI kernel (takes these arguments)",
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "rms_norm: torch twin (NKI kernel: x must be float32 or bfloat16, not float16)"),
+        ("DEBUG", "rms_norm: NKI kernel (takes these arguments)"),
     ]
+
+
+def test_kernels_that_no_graph_calls_are_those_of_no_op() -> None:
+    assert not UNCALLED.keys() & set(OPS)
+    for name in UNCALLED:
+        assert not hasattr(NkiOps, name), f"{name} is called"
+
+
+def test_who_wants_nki_kernels_is_told_that_an_fp8_cache_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    """At start, whether or not a graph is traced, and for each op of a graph that is."""
+    warning = fp8_cache_warning(selection(simulated=True))
+    assert warning is not None and "kv_write (C++ kernel) and paged_attention (C++ kernel)" in warning
+    assert "kv_write (torch twin) and paged" in (fp8_cache_warning(selection(XLA, simulated=True)) or "")
+    assert "attention (torch twin)" in (fp8_cache_warning(selection(cpu_mode=False, nki_installed=True)) or "")
+    assert fp8_cache_warning(selection()) is None
+    cache, rows, one = torch.zeros(2, 128, 1, 8).to(FP8), torch.ones(2, 1, 8), torch.ones(2)
+    scales, table, last = KVScales(one, one, one[:1]), torch.ones(2, 1).int(), torch.zeros(2).int()
+    with caplog.at_level(logging.WARNING, "vllm_neuron.kernels.dispatch"), using(KernelSet.NKI):
+        implementation("kv_write")(cache, cache, rows, rows, last + 128, scales)
+        implementation("paged_attention")(rows, cache, cache, table, last, 0.5, scales=scales)
+    assert [record.message.split(":")[0] for record in caplog.records] == sorted(ONLY_WIDE_CACHES)
 
 
 def test_sinks_are_not_for_the_cpp_kernel() -> None:

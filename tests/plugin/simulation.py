@@ -89,11 +89,13 @@ class CachingExecutor:
         self.steps.append(("decode", len(rows)))
         return StepOutputs(torch.cat([self._run(row) for row in rows]), torch.zeros(len(rows), HIDDEN))
 
-    def submit_prefill(self, row: Row) -> SubmittedStep:
+    def submit_prefill(self, row: Row, *, logprobs: bool) -> SubmittedStep:
         self.steps.append(("prefill", len(row.token_ids)))
         return self._sample([row], None)
 
-    def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
+    def submit_decode(
+        self, rows: Sequence[Row], after: SubmittedStep | None = None, *, logprobs: bool
+    ) -> SubmittedStep:
         self.steps.append(("decode", len(rows)))
         return self._sample(rows, after)
 
@@ -151,18 +153,21 @@ class Simulation:
         windows: the KV groups.
     """
 
+    scheduler_class: type[NeuronScheduler] = NeuronScheduler
+    executor_class: type[CachingExecutor] = CachingExecutor
+
     def __init__(self, config: VllmConfig, num_blocks: int, windows: Windows = (None,)) -> None:
         config.cache_config.num_gpu_blocks = num_blocks
         groups = [KVCacheGroupSpec([f"layer {index}"], _spec(window)) for index, window in enumerate(windows)]
         kv_config = KVCacheConfig(num_blocks, [], groups)
-        self.scheduler = NeuronScheduler(
+        self.scheduler = self.scheduler_class(
             vllm_config=config,
             kv_cache_config=kv_config,
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK_SIZE,
             log_stats=True,
         )
-        self.executor = CachingExecutor(num_blocks, windows)
+        self.executor = self.executor_class(num_blocks, windows)
         model: Any = SimpleNamespace(vocab_size=VOCAB_SIZE)
         executor: Any = self.executor
         self.runner = NeuronModelRunner(config, executor, model, len(windows))
@@ -201,6 +206,11 @@ class Simulation:
             result = self.runner.sample_tokens(self.scheduler.get_grammar_bitmask(output))
             self.trace.kinds.append(self.executor.steps[-1][0])
             self.trace.decoding.append(decoding)
+        self._take(output, result)
+        return output, result
+
+    def _take(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Hand the tokens of a step to the scheduler, and note them."""
         self._check(output, result)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for item in outputs.outputs:
@@ -209,12 +219,16 @@ class Simulation:
                 if item.new_token_ids and not self.tokens[item.request_id]:
                     self.trace.first_tokens.append(item.request_id)
                 self.tokens[item.request_id] += item.new_token_ids
-        return output, result
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything left to do."""
+        return self.scheduler.has_requests()
 
     def run(self, limit: int = 2000) -> None:
         """Steps until nothing is left."""
         for _ in range(limit):
-            if not self.scheduler.has_requests():
+            if not self.is_busy:
                 self._check_end()
                 return
             self.step()

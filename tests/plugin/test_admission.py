@@ -89,6 +89,14 @@ def test_argmax_only_graphs_admit_the_models_own_defaults_and_say_so_once(caplog
         GREEDY.check(SamplingParams(temperature=0.6, min_p=0.1))
 
 
+def test_that_unlimited_means_256_candidates_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    admission._logged.clear()
+    with caplog.at_level(logging.INFO, "vllm_neuron"):
+        for params in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0}, {"top_k": -1}):
+            SAMPLES.check(SamplingParams(**params))
+    assert [record.levelname for record in caplog.records] == ["INFO"] and "256 most likely" in caplog.text
+
+
 def defaults(on_device: dict[str, Any] | None, path: Path | None = None, **args: Any) -> dict[str, Any]:
     """What vLLM's front end gives to requests that leave it unset."""
     config = make_config(path, additional_config={"neuron_config": {"on_device_sampling_config": on_device}}, **args)

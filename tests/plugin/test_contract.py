@@ -6,13 +6,15 @@ from collections.abc import Callable
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms.interface import Platform
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.worker_base import WorkerBase
 
+from tests.plugin.simulation import make_config
+from vllm_neuron.plugin.hooks import HOOKS
 from vllm_neuron.plugin.platform import NeuronPlatform
 from vllm_neuron.plugin.scheduler import NeuronScheduler
 from vllm_neuron.plugin.worker import NeuronWorker
@@ -73,12 +75,37 @@ def test_attributes_of_the_scheduler_and_its_requests() -> None:
         (NewRequestData, {"req_id", "prompt_token_ids", "prefill_token_ids", "block_ids", "num_computed_tokens"}),
         (CachedRequestData, {"req_ids", "resumed_req_ids", "all_token_ids", "new_block_ids", "num_computed_tokens"}),
         (SchedulerOutput, {"num_scheduled_tokens", "finished_req_ids", "preempted_req_ids", "free_encoder_mm_hashes"}),
+        (SchedulerOutput, {"has_structured_output_requests", "pending_structured_output_tokens"}),
+        (GrammarOutput, {"structured_output_request_ids", "grammar_bitmask"}),
         (ModelRunnerOutput, {"req_ids", "req_id_to_index", "sampled_token_ids", "logprobs", "prompt_logprobs_dict"}),
     ],
     ids=lambda value: getattr(value, "__name__", "fields"),
 )
 def test_fields_of_the_step_protocol(owner: type, names: set[str]) -> None:
     assert names <= set(owner.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def test_signatures_of_what_brings_masks_to_the_worker() -> None:
+    """Case STO-3: the grammar's masks are asked for between a step's two halves, and handed to the second."""
+    assert parameters(Scheduler.schedule) == []
+    assert parameters(Scheduler.get_grammar_bitmask) == ["scheduler_output"]
+    assert parameters(WorkerBase.sample_tokens) == ["grammar_output"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(owner, name) for owner, names in HOOKS for name in names],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_vllm_without_a_hook_is_refused_at_start(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case STO-3: an error at start, not free text."""
+    fields = getattr(owner, "__dataclass_fields__", None)
+    if fields is None:
+        monkeypatch.delattr(owner, name)
+    else:
+        monkeypatch.delitem(fields, name)
+    with pytest.raises(RuntimeError, match=rf"lacks {owner.__name__}\.{name}, .*structured outputs"):
+        make_config()
 
 
 def test_attributes_of_the_input_batch() -> None:

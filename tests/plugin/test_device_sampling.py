@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -87,6 +88,27 @@ def test_another_seed_gives_other_tokens(alone: dict[str, list[int]]) -> None:
     running.add(NAMES[1], PROMPTS[NAMES[1]], 11, temperature=1.3, top_k=40)
     running.run()
     assert running.tokens[NAMES[1]] != alone[NAMES[1]]
+
+
+@pytest.mark.parametrize("top_k", [None, -1, 0, 1, 5])
+def test_unset_top_k_is_no_limit_and_temperature_counts(top_k: int | None) -> None:
+    """Case SMP-1: 200 requests for one token after the same prompt, at temperature 1."""
+    running, prompt = simulation(), PROMPTS[NAMES[0]]
+    for index in range(200):
+        running.add(f"request {index}", prompt, 1, temperature=1.0, **({} if top_k is None else {"top_k": top_k}))
+    running.run()
+    drawn = torch.tensor([tokens[0] for tokens in running.tokens.values()])
+    order = torch.from_numpy(scores(prompt)).argsort(descending=True)
+    if top_k in (1, 5):
+        assert set(drawn.tolist()) <= set(order[:top_k].tolist()) and len(set(drawn.tolist())) == top_k
+        return
+    # Ten bins of about equal mass: few samples of many tokens. The sampler's candidates are the 256 most likely.
+    mass = torch.softmax(torch.from_numpy(scores(prompt))[order[:256]].double(), 0)
+    bins = (mass.cumsum(0) * 10).floor().clamp(max=9).long()
+    place = {int(token): int(bins[rank]) for rank, token in enumerate(order[:256])}
+    seen = torch.bincount(torch.tensor([place[token] for token in drawn.tolist()]), minlength=10)
+    expected = torch.zeros(10, dtype=torch.double).index_add(0, bins, mass) * len(drawn)
+    assert chisquare(seen.numpy(), expected.numpy()).pvalue > 0.001
 
 
 def test_every_position_has_its_own_number() -> None:

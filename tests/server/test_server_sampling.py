@@ -191,7 +191,12 @@ def test_server_streams_structured_outputs(sampling: Server) -> None:
     assert_schema("".join(chunk.choices[0].text for chunk in chunks))
 
 
-HARMLESS: tuple[dict[str, Any], ...] = ({"grammar": "root ::="}, {"regex": "(a{1,5000}){1,5000}"}, {"json": {}})
+HARMLESS: tuple[dict[str, Any], ...] = (
+    {"grammar": "root ::="},
+    {"regex": "(a{1,5000}){1,5000}"},
+    {"json": {}},
+    {"regex": "^(|.*)$"},
+)
 """Odd constraints that need not be refused, but must hold up nobody."""
 
 INVALID: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import torch
 
 from vllm_neuron.compilation.cache import CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
-from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler
+from vllm_neuron.engine.compiler import CompiledGraph, CompileForbiddenError, GraphCompiler, kernels_of
 from vllm_neuron.engine.graphs import (
     GraphSpec,
     decode_graph,
@@ -27,6 +27,7 @@ from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
+from vllm_neuron.kernels.dispatch import fp8_cache_warning
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes
 from vllm_neuron.models.model import LayerOutputs, Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
@@ -150,6 +151,9 @@ class GraphExecutor:
         shapes = layer_shapes(layers, num_blocks, self._config.block_size)
         self._kv_cache = self._route.allocate_kv_cache(shapes, cache_dtype(layers, self._dtype))
         self._compiler = GraphCompiler(self._model, self._config, self._route, self._cache, self._dtype, num_blocks)
+        warning = fp8_cache_warning(kernels_of(self._config)) if self._config.fp8_kv_cache else None
+        if warning is not None:
+            logger.warning(warning)
 
     def warm_up(self, report: Report | None = None) -> None:
         """Make every graph of the list ready and run it once on padding only; afterwards no step compiles.
@@ -235,23 +239,27 @@ class GraphExecutor:
             tuple(residual[:count] for residual in outputs.residuals), outputs.hidden[:count], outputs.logits[:count]
         )
 
-    def submit_prefill(self, row: Row) -> SubmittedStep:
-        """Compute many tokens of one request, and sample the one that follows them."""
-        return SubmittedStep(1, self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)))
+    def submit_prefill(self, row: Row, *, logprobs: bool = True) -> SubmittedStep:
+        """Compute many tokens of one request, and sample the one that follows them; see `submit_decode`."""
+        graph = prefill_graph(self.graphs, len(row.token_ids))
+        return SubmittedStep(1, self._submit_counted(graph, (row,), logprobs=logprobs))
 
-    def submit_decode(self, rows: Sequence[Row], after: SubmittedStep | None = None) -> SubmittedStep:
+    def submit_decode(
+        self, rows: Sequence[Row], after: SubmittedStep | None = None, *, logprobs: bool = True
+    ) -> SubmittedStep:
         """Compute one token of each of n requests, and sample the one that follows it.
 
         Args:
             rows: of the requests.
             after: the step that `fed_from` of the rows speaks of; it may still be under way.
+            logprobs: whether anybody reads them, if the graph makes any.
 
         Raises:
             ValueError: a row takes its token from a step that is not given.
         """
         if after is None and any(row.fed_from != NOT_FED for row in rows):
             raise ValueError("A row takes its token from an earlier step, and none is given.")
-        return SubmittedStep(len(rows), self._submit_counted(self._decode_graph(rows), rows, after))
+        return SubmittedStep(len(rows), self._submit_counted(self._decode_graph(rows), rows, after, logprobs))
 
     def _decode_graph(self, rows: Sequence[Row]) -> GraphSpec:
         return decode_graph(self.graphs, len(rows), max(row.end for row in rows))
@@ -284,9 +292,9 @@ class GraphExecutor:
         self._queue.close()
 
     def _submit_counted(
-        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None
+        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None, logprobs: bool = True
     ) -> "Future[Any]":
-        future = self._submit(graph, rows, after)
+        future = self._submit(graph, rows, after, logprobs)
         self._count(graph, sum(len(row.token_ids) for row in rows))
         return future
 
@@ -296,7 +304,9 @@ class GraphExecutor:
         if self._on_step is not None:
             self._on_step(graph, live_rows)
 
-    def _submit(self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None) -> "Future[Any]":
+    def _submit(
+        self, graph: GraphSpec, rows: Sequence[Row], after: SubmittedStep | None = None, logprobs: bool = True
+    ) -> "Future[Any]":
         """Prepare a step here and now, and let it run after those submitted before."""
         executable = self._executable(graph)
         inputs = self._free_builders()[graph].build(rows)
@@ -306,9 +316,11 @@ class GraphExecutor:
             if after is not None and isinstance(inputs, SampledInputs):
                 fed = feed(inputs, after.sampled.result().token_ids)
             outputs = self._run(executable, fed)
-            if self._queue.asynchronous and graph.sampling != "host":
-                # The next step may run, and use the memory again, before these are read.
-                outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
+            if graph.sampling != "host":
+                outputs = outputs if logprobs else Sampled(outputs.token_ids)
+                if self._queue.asynchronous:
+                    # The next step may run, and use the memory again, before these are read.
+                    outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
             return outputs
 
         future = self._queue.submit(run)

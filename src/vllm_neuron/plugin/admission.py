@@ -66,6 +66,13 @@ class Admission:
                 parameter=refusal.name,
                 value=refusal.value,
             )
+        if params.temperature >= GREEDY_BELOW and params.top_k <= 0 and not self.config.all_greedy:
+            _log_once(
+                "A request samples without top_k. It and all such requests choose among the %d most likely tokens: "
+                "on-device sampling looks at no more.",
+                MAX_CANDIDATES,
+                level=logging.INFO,
+            )
 
     def _refusals(self, params: "SamplingParams") -> Iterator["_Refusal"]:
         for name, neutral in _NEUTRAL.items():
@@ -118,10 +125,10 @@ class _Refusal(NamedTuple):
 _logged: set[str] = set()
 
 
-def _log_once(text: str, *args: Any) -> None:
+def _log_once(text: str, *args: Any, level: int = logging.WARNING) -> None:
     if text not in _logged:
         _logged.add(text)
-        logger.warning(text, *args)
+        logger.log(level, text, *args)
 
 
 def model_defaults(model: "ModelConfig") -> dict[str, Any]:

@@ -64,10 +64,10 @@ class DeviceSampling:
 
     def submit(self, step: Step, grammar: GrammarOutput | None, after: SubmittedStep | None = None) -> SubmittedStep:
         """Hand the step to its graph; ``after`` is the step that its rows may take tokens from."""
-        rows = self._with_sampling(step, grammar)
+        rows, logprobs = self._with_sampling(step, grammar), step.num_logprobs is not None
         if step.is_prefill:
-            return self._executor.submit_prefill(rows[0])
-        return self._executor.submit_decode(rows, after)
+            return self._executor.submit_prefill(rows[0], logprobs=logprobs)
+        return self._executor.submit_decode(rows, after, logprobs=logprobs)
 
     def collect(self, step: Step, submitted: SubmittedStep) -> Tokens:
         """The tokens of a step that was submitted, and the logprobs that its requests asked for."""

@@ -75,6 +75,7 @@ class NeuronPlatform(Platform):
         """Resolve the configuration, store it, and make vLLM's own configuration agree with it.
 
         Raises:
+            RuntimeError: this vLLM lacks what structured outputs need.
             ConfigurationError: all faults together, before any weight is read.
             RuntimeError: packages of the compile route are missing, or the devices here are of no known kind.
             PortInUseError: another server listens on this one's port.
@@ -83,6 +84,10 @@ class NeuronPlatform(Platform):
         unset_limits = take_unset_limits()
         if vllm_config.model_config is None or stored_config(vllm_config) is not None:
             return
+        # Imported where it is needed: it imports vLLM's scheduler.
+        from vllm_neuron.plugin.hooks import require_hooks
+
+        require_hooks()
         refuse_shared_port()
         note_start()
         prepare_folder()
