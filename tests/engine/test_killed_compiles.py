@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOMENTS = 12
+MOMENTS = 20
 
 PROGRAM = f"""
 import os, random, signal, sys

@@ -12,7 +12,7 @@ import pytest
 from tests.checkpoints import checkpoint, greedy_oracle
 from tests.serving.engine import BACKENDS, metric, prompt, running_llm, statistics
 
-NUM_REQUESTS = 150
+NUM_REQUESTS = 300
 SAMPLING: dict[str, Any] = {
     "neuron_config": {"num_seqs_buckets": [2, 4], "num_batched_tokens_buckets": [128], "on_device_sampling_config": {}}
 }
