@@ -32,7 +32,7 @@ def register() -> None:
 def custom_call() -> Any:
     """The C function that computes any of the kernels as a custom call of XLA; see kernels/cpu/custom_call.h."""
     register()
-    return ctypes.CDLL(str(build.library())).vllm_neuron_cpu_call
+    return ctypes.CDLL(str(build.load())).vllm_neuron_cpu_call
 
 
 def raise_failure() -> None:

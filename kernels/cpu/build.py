@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -30,13 +31,19 @@ class KernelBuildError(RuntimeError):
     """The kernels cannot be built; the text says why and what to do."""
 
 
-def load() -> None:
+@cache
+def load() -> Path:
     """Register the operators `torch.ops.vllm_neuron_cpu.*`, after building them if no process did before.
+
+    Returns:
+        the library that has them, also where VLLM_CACHE_ROOT is another by now: a second one would end the process.
 
     Raises:
         KernelBuildError: there is no compiler, or it fails.
     """
-    torch.ops.load_library(library())
+    built = library()
+    torch.ops.load_library(built)
+    return built
 
 
 def library() -> Path:
