@@ -15,7 +15,8 @@ from vllm_neuron.cli.main import app
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*[a-z]")
 OF_VLLM = {
     *(flag.split()[0] for flag, *_ in PARAMETERS),
-    *("--additional-config", "--config", "--enable-log-outputs", "--enable-log-requests", "--hf-overrides"),
+    *("--additional-config", "--config", "--disable-hybrid-kv-cache-manager", "--disable-sliding-window"),
+    *("--enable-log-outputs", "--enable-log-requests", "--hf-overrides"),
     *("--load-format", "--logits-processors", "--logprobs-mode", "--override-generation-config", "--quantization"),
     *("--save-detailed", "--save-result", "--seed", "--served-model-name", "--structured-outputs-config"),
 }

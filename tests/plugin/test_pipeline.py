@@ -14,7 +14,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from tests.plugin.simulation import CachingExecutor, Simulation, answer, make_config, prompts
+from tests.plugin.simulation import CachingExecutor, Simulation, Windows, answer, make_config, prompts
 from vllm_neuron.engine.executor import SubmittedStep
 from vllm_neuron.engine.inputs import Row
 from vllm_neuron.plugin.scheduler import NeuronAsyncScheduler
@@ -39,8 +39,8 @@ class LateTokens(Future[Sampled | SampledWithLogprobs]):
 class LateExecutor(CachingExecutor):
     """Reads its rows when they are submitted, as the real one does, and computes them later."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, windows: Windows) -> None:
+        super().__init__(num_blocks, windows)
         self._submitted: deque[tuple[LateTokens, Sequence[Row], SubmittedStep | None]] = deque()
 
     def _sample(self, rows: Sequence[Row], after: SubmittedStep | None) -> SubmittedStep:
