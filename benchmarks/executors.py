@@ -17,7 +17,14 @@ BLOCK_SIZE = 32
 
 
 def executor(
-    backend: str, sizes: SimpleNamespace, dtype: torch.dtype, folder: Path, requests: int, context: int, **limits: Any
+    backend: str,
+    sizes: SimpleNamespace,
+    dtype: torch.dtype,
+    folder: Path,
+    requests: int,
+    context: int,
+    twins: bool = False,
+    **limits: Any,
 ) -> GraphExecutor:
     """One for up to `requests` requests of up to `context` tokens, with that one context bucket.
 
@@ -28,6 +35,7 @@ def executor(
         folder: of the compile cache.
         requests: the one batch bucket.
         context: max_model_len.
+        twins: whether torch twins compute everything.
         limits: further fields of ResolvedConfig.
     """
     config = ResolvedConfig(
@@ -41,7 +49,7 @@ def executor(
         enable_prefix_caching=True,
         v2_model_runner=True,
         disable_warmup_compile=False,
-        disable_nki_kernels=False,
+        disable_nki_kernels=twins,
         **limits,
     )
     model = build_model(sizes)

@@ -1,10 +1,11 @@
-"""Time of a decode step by context bucket, on both routes in CPU mode, without vLLM around it.
+"""Time of a decode step by context bucket in CPU mode, without vLLM around it.
 
     python -m pytest benchmarks/test_decode_buckets.py --benchmark-columns=min,median,rounds
 
 The model has the sizes of SmolLM2-135M with six of its layers, in bfloat16 with random weights; four requests. "full":
-the context fills its bucket. "short": 100 tokens in every bucket, as if there were no smaller one. The XLA route reads
-the whole bucket, and so would a Neuron device; the native route's CPU kernels look at the tokens that there are.
+the context fills its bucket. "short": 100 tokens in every bucket, as if there were no smaller one. Torch
+twins that XLA compiled read the whole bucket, and so would a Neuron device; the C++ kernels of either route look at the
+tokens that there are.
 """
 
 from pathlib import Path
@@ -25,10 +26,10 @@ PREFILL = {"max_num_batched_tokens": 128, "num_batched_tokens_buckets": (128,), 
 
 @pytest.mark.parametrize("filled", ["full", "short"])
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("backend", ["neuron_native", "vllm_neuron"])
-def test_decode_step(benchmark: Any, backend: str, context: int, filled: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "twins"), [("neuron_native", False), ("vllm_neuron", True)], ids=["cpp", "twins"])
+def test_decode_step(benchmark: Any, backend: str, twins: bool, context: int, filled: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    made = executor(backend, SIX_LAYERS, torch.bfloat16, tmp_path, REQUESTS, context, **PREFILL)
+    made = executor(backend, SIX_LAYERS, torch.bfloat16, tmp_path, REQUESTS, context, twins, **PREFILL)
     columns = context // BLOCK_SIZE
     position = context - 1 if filled == "full" else 99
     rows = [
