@@ -45,8 +45,8 @@ def work(model: str, replies: IO[str]) -> None:
         seed=0,
     )
     seconds = time.perf_counter() - begin
-    for requests, prompt_tokens, _ in FIGURES.values():
-        _generate(llm, requests, prompt_tokens, 2)
+    for requests, prompt_tokens, new_tokens in FIGURES.values():
+        _generate(llm, requests if new_tokens > 1 else 1, prompt_tokens, 2)
     print(json.dumps(round(seconds, 1)), file=replies, flush=True)
     for line in sys.stdin:
         requests, prompt_tokens, new_tokens = FIGURES[line.strip()]
