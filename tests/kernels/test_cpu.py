@@ -319,12 +319,17 @@ def test_dispatch_takes_these_kernels() -> None:
     assert taken == COVERED[KernelSet.CPU] == set(OPS) - {"rope_tables"}
 
 
-def test_the_build_is_kept_and_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho built > "$2"\n')
+def stand_in_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """A shell script in place of g++, and an empty cache."""
+    compiler = folder / "g++"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(folder / "cache"))
+
+
+def test_the_build_is_kept_and_nothing_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in_compiler(monkeypatch, tmp_path, 'while [ "$1" != -o ]; do shift; done\necho built > "$2"')
     built = build.library()
     assert built.read_text() == "built\n"
     monkeypatch.setattr(build, "_build", lambda target: pytest.fail("built again"))
@@ -341,11 +346,7 @@ def test_no_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_failing_compiler_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\necho 'ops.cpp: no such flag' >&2\nexit 3\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    stand_in_compiler(monkeypatch, tmp_path, "echo 'ops.cpp: no such flag' >&2\nexit 3")
     with pytest.raises(build.KernelBuildError, match=r"exit code 3.*no such flag"):
         build.library()
     assert not list((tmp_path / "cache").rglob("*.so"))
