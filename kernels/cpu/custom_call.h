@@ -12,7 +12,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -78,7 +77,7 @@ inline Call parse(const std::string& text) {
 }
 
 // Calls by their texts. They stay: there are as many as kinds of calls in the graphs of a model.
-inline const Call& call_of(std::string text) {
+inline const Call& call_of(const std::string& text) {
   static std::mutex mutex;
   static std::unordered_map<std::string, Call> calls;
   std::lock_guard<std::mutex> lock(mutex);
