@@ -2,7 +2,8 @@
 //
 // A decode step has hundreds of loops of a few microseconds. OpenMP ends each by waiting for all of its threads, so on
 // a machine that is busy with something else every loop can cost a time slice. Here the calling thread takes pieces of
-// the work until there are none; helpers take pieces too when they are awake and have a core.
+// the work until there are none; helpers take pieces too when they are awake and have a core. Each begins with a share of
+// its own and takes it in order, so that it reads memory in one stream, and then helps with what others have left.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -40,18 +41,24 @@ class Pool {
   // Calls body(context, piece) for every piece in [0, pieces); false if the pool is busy with another loop.
   bool run(int threads, uint32_t pieces, void (*body)(void*, uint32_t), void* context) {
     if (busy_.exchange(true, std::memory_order_acquire)) return false;
-    for (; helpers_ < threads - 1; helpers_++) std::thread([this, id = helpers_] { help(id); }).detach();
-    allowed_.store(threads - 1, std::memory_order_relaxed);
+    threads = std::min(threads, kMost);
+    for (; helpers_ < threads - 1; helpers_++) std::thread([this, id = helpers_ + 1] { help(id); }).detach();
+    threads_.store(threads, std::memory_order_relaxed);
     body_ = body;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);
-    claims_.store((uint64_t(++generation_) << 32) | pieces);
+    const uint32_t generation = loop_.load(std::memory_order_relaxed) + 1;
+    for (int t = 0; t < threads; t++) {
+      const uint32_t begin = uint64_t(pieces) * t / threads, end = uint64_t(pieces) * (t + 1) / threads;
+      shares_[t].end.store(end, std::memory_order_relaxed);
+      shares_[t].left.store((uint64_t(generation) << 32) | (end - begin), std::memory_order_release);
+    }
+    loop_.store(generation);
     if (asleep_.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }
       wake_.notify_all();
     }
-    while (take()) {
-    }
+    work(0);
     for (int spins = 0; done_.load(std::memory_order_acquire) != pieces; spins++) spins < 2000 ? pause() : (void)sched_yield();
     busy_.store(false, std::memory_order_release);
     return true;
@@ -60,50 +67,68 @@ class Pool {
  private:
   // Helpers spin this many times for the next loop of a step before they sleep: about 50 microseconds.
   static constexpr int kSpins = 1500;
+  static constexpr int kMost = 256;  // threads
+
+  // The pieces that a thread begins with, in a cache line of its own.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> left{0};  // generation of the loop << 32 | pieces that nobody has claimed
+    std::atomic<uint32_t> end{0};   // they are the ones before this
+  };
 
   static Pool*& current() {
     static Pool* pool = new Pool;
     return pool;
   }
 
-  // Claims one piece and works on it. While a piece is claimed and not done its loop cannot end, so that what belongs
-  // to the loop may be read after the claim; the generation keeps a late claim from hitting the next loop.
-  bool take() {
-    uint64_t claims = claims_.load(std::memory_order_acquire);
+  // Claims the first piece that is left of a share and works on it. While a piece is claimed and not done its loop
+  // cannot end, so that what belongs to the loop may be read after the claim; the generation keeps a late claim from
+  // hitting the next loop.
+  bool take(Share& share) {
+    uint64_t left = share.left.load(std::memory_order_acquire);
     do {
-      if (uint32_t(claims) == 0) return false;
-    } while (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel, std::memory_order_acquire));
-    body_(context_, uint32_t(claims) - 1);
+      if (uint32_t(left) == 0) return false;
+    } while (!share.left.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    body_(context_, share.end.load(std::memory_order_relaxed) - uint32_t(left));
     done_.fetch_add(1, std::memory_order_release);
     return true;
   }
 
-  bool wanted(int id) const { return uint32_t(claims_.load()) != 0 && id < allowed_.load(std::memory_order_relaxed); }
+  void work(int id) {
+    const int threads = threads_.load(std::memory_order_relaxed);
+    for (int t = 0; t < threads; t++)
+      while (take(shares_[(id + t) % threads])) {
+      }
+  }
+
+  // Whether there is another loop than the last one this helper saw, and it is one for so many threads.
+  bool wanted(int id, uint32_t seen) const {
+    return loop_.load() != seen && id < threads_.load(std::memory_order_relaxed);
+  }
 
   void help(int id) {
-    for (;;) {
+    for (uint32_t seen = 0;;) {
       for (int spins = 0; spins < kSpins; spins++) {
-        if (wanted(id)) {
-          while (take()) {
-          }
+        if (wanted(id, seen)) {
+          seen = loop_.load();
+          work(id);
           spins = 0;
         }
         pause();
       }
       std::unique_lock<std::mutex> lock(mutex_);
       asleep_.fetch_add(1);
-      wake_.wait(lock, [&] { return wanted(id); });
+      wake_.wait(lock, [&] { return wanted(id, seen); });
       asleep_.fetch_sub(1);
     }
   }
 
   std::atomic<bool> busy_{false};
-  std::atomic<uint64_t> claims_{0};  // generation of the loop << 32 | pieces that nobody has claimed
+  std::atomic<uint32_t> loop_{0};  // generation of the last loop
   std::atomic<uint32_t> done_{0};
-  std::atomic<int> allowed_{0}, asleep_{0};
+  std::atomic<int> threads_{1}, asleep_{0};
+  Share shares_[kMost];
   void (*body_)(void*, uint32_t) = nullptr;
   void* context_ = nullptr;
-  uint32_t generation_ = 0;
   int helpers_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
