@@ -28,6 +28,7 @@ from vllm_neuron.kernels.embedding_torch import embedding
 from vllm_neuron.kernels.kv_write_torch import kv_write
 from vllm_neuron.kernels.linear_torch import linear
 from vllm_neuron.kernels.log_sum_exp_torch import log_sum_exp
+from vllm_neuron.kernels.logits_torch import logits
 from vllm_neuron.kernels.mask_logits_torch import mask_logits
 from vllm_neuron.kernels.nki_ops import NkiOps, NkiOptions
 from vllm_neuron.kernels.paged_attention_torch import paged_attention
@@ -51,6 +52,7 @@ _TWINS: Mapping[str, Implementation] = {
         rope_tables,
         rope,
         silu_mul,
+        logits,
         kv_write,
         paged_attention,
         mask_logits,

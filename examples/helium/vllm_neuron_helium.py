@@ -115,4 +115,4 @@ def halves(x: torch.Tensor) -> torch.Tensor:
 
 def logits(config: Any, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
     """Scores [R, V] float32 of every token after hidden [R, H]."""
-    return nn.linear(hidden, weights["embed" if config.tie_word_embeddings else "head"]).float()
+    return nn.logits(hidden, weights["embed" if config.tie_word_embeddings else "head"])

@@ -21,8 +21,6 @@ using at::Tensor;
 
 // Rows of x up to which reading the weight decides the time of a product, so that our own kernel is faster.
 constexpr int64_t kFewRows = 32;
-// Rows of x from more than which halves are widened once and kept, where the CPU does not multiply them as they are.
-constexpr int64_t kRowsToWiden = 2;
 // Rows of one request from which packing its keys and values pays.
 constexpr int64_t kManyRows = 16;
 
@@ -107,9 +105,28 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   Tensor out = at::empty({rows.size(0), matrix.size(0)}, rows.options());
   with_type(rows, "linear", [&](auto type) {
     using T = decltype(type);
-    const auto multiply = product::widens<T>() && rows.size(0) > kRowsToWiden ? product::widened<T> : product::few_rows<T>;
+    const auto multiply = rows.size(0) > kFewRows ? product::many_rows<T> : product::few_rows<T>;
     multiply(rows.const_data_ptr<T>(), matrix.const_data_ptr<T>(), bias ? offset.const_data_ptr<T>() : nullptr,
              out.mutable_data_ptr<T>(), rows.size(0), matrix.size(0), rows.size(1));
+  });
+  return out;
+}
+
+// The threads with which PyTorch would widen a large vocabulary go on spinning for milliseconds, and take the cores from
+// the kernels that follow.
+Tensor logits(const Tensor& hidden, const Tensor& weight) {
+  const Tensor narrow = ::linear(hidden, weight, std::nullopt);
+  if (narrow.scalar_type() == at::kFloat) return narrow;
+  constexpr int64_t kPiece = 4096;
+  const int64_t count = narrow.numel();
+  Tensor out = at::empty(narrow.sizes(), narrow.options().dtype(at::kFloat));
+  auto* to = out.mutable_data_ptr<float>();
+  with_type(narrow, "logits", [&](auto type) {
+    const auto* from = narrow.const_data_ptr<decltype(type)>();
+    parallel::loop((count + kPiece - 1) / kPiece, elements(kPiece), [&](int64_t i) {
+      const int64_t begin = i * kPiece;
+      pointwise::widen(from + begin, to + begin, std::min(kPiece, count - begin));
+    });
   });
   return out;
 }
@@ -438,6 +455,7 @@ Tensor mask_logits(const Tensor& logits, const Tensor& mask) {
 TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("embedding(Tensor ids, Tensor table) -> Tensor");
   library.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("logits(Tensor hidden, Tensor weight) -> Tensor");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
@@ -458,6 +476,7 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
 TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
   library.impl("embedding", &embedding);
   library.impl("linear", &linear);
+  library.impl("logits", &logits);
   library.impl("rms_norm", &rms_norm);
   library.impl("add_rms_norm", &add_rms_norm);
   library.impl("rope", &rope);

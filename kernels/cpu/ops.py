@@ -24,6 +24,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return _ops.linear(x, weight, bias)
 
 
+def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """See `logits_torch`."""
+    return _ops.logits(hidden, weight)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `rms_norm_torch`."""
     return _ops.rms_norm(x, weight, eps)
@@ -110,6 +115,11 @@ def _embedding_form(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 @torch.library.register_fake("vllm_neuron_cpu::linear")
 def _linear_form(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@torch.library.register_fake("vllm_neuron_cpu::logits")
+def _logits_form(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return hidden.new_empty(hidden.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 @torch.library.register_fake("vllm_neuron_cpu::rms_norm")

@@ -40,6 +40,11 @@ void add(const T* x, const T* residual, T* total, int64_t size) {
   pieces(size, [&](int64_t i, int64_t n) { put(total + i, get(x + i, n) + get(residual + i, n), n); });
 }
 
+template <class T>
+void widen(const T* x, float* out, int64_t size) {
+  pieces(size, [&](int64_t i, int64_t n) { put(out + i, get(x + i, n), n); });
+}
+
 // Dimension i is paired with i + size / 2.
 template <class T>
 void rotate(const T* x, const float* cos, const float* sin, T* out, int64_t size) {

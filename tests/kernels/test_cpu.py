@@ -15,6 +15,7 @@ from vllm_neuron.kernels import (
     kv_write_torch,
     linear_torch,
     log_sum_exp_torch,
+    logits_torch,
     mask_logits_torch,
     paged_attention_torch,
     rms_norm_torch,
@@ -67,6 +68,23 @@ def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Non
     weight = (random(outputs, inputs, dtype=torch.float32, seed=1) / inputs**0.5).to(dtype)
     check(ops.linear(x, weight), linear_torch.linear(x, weight))
     check(ops.linear(x, weight, bias), linear_torch.linear(x.double(), weight.double(), bias.double()).to(dtype))
+
+
+@every_dtype
+def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(dtype: torch.dtype) -> None:
+    x, weight = random(32, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
+    together = ops.linear(x, weight)
+    for rows in (1, 2, 3, 4, 7, 13, 31):
+        assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
+
+
+@every_dtype
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 3), (1, 49_152), (8, 5_003), (40, 130)])
+def test_logits_are_rounded_to_the_dtype_of_hidden_and_float32(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    hidden, weight = random(rows, 64, dtype=dtype), random(vocabulary, 64, dtype=dtype, seed=1)
+    got = ops.logits(hidden, weight)
+    assert torch.equal(got, ops.linear(hidden, weight).float()) and got.dtype is torch.float32
+    check(got.to(dtype), logits_torch.logits(hidden, weight).to(dtype))
 
 
 @pytest.mark.parametrize(("columns", "k"), [(1, 1), (7, 3), (64, 64), (65, 64), (300, 256), (1000, 1), (5003, 256)])

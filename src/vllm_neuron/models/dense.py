@@ -178,4 +178,4 @@ def _attention(
 
 def logits(config: DenseConfig, weights: Weights, hidden: torch.Tensor) -> torch.Tensor:
     """Scores [R, V] float32 of every token after hidden [R, H]."""
-    return nn.linear(hidden, weights["embed" if config.tied_embeddings else "lm_head"]).float()
+    return nn.logits(hidden, weights["embed" if config.tied_embeddings else "lm_head"])

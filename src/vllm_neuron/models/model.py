@@ -13,6 +13,7 @@ import torch
 from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec
 from vllm_neuron.models.errors import UnsupportedModelError
+from vllm_neuron import nn
 from vllm_neuron.weights.table import Weights, WeightTable
 
 
@@ -122,7 +123,8 @@ class Model:
     def step(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[StepOutputs, KVCache]:
         """The function every prefill and decode graph is made of."""
         hidden, kv_cache = self.forward(weights, kv_cache, inputs)
-        return StepOutputs(self.logits(weights, hidden[inputs.logits_rows]), hidden), kv_cache
+        rows = nn.embedding(inputs.logits_rows, hidden)
+        return StepOutputs(self.logits(weights, rows), hidden), kv_cache
 
     def layers(self, weights: Weights, kv_cache: KVCache, inputs: StepInputs) -> tuple[LayerOutputs, KVCache]:
         """The function that graphs for validation are made of.

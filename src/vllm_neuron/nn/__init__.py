@@ -7,13 +7,14 @@ S context tokens, NB blocks, BS block size. A step's T rows are B requests of T 
 """
 
 from vllm_neuron.nn.attention import kv_write, paged_attention, rope, rope_tables
-from vllm_neuron.nn.basic import add_rms_norm, embedding, linear, rms_norm, silu_mul
+from vllm_neuron.nn.basic import add_rms_norm, embedding, linear, logits, rms_norm, silu_mul
 
 __all__ = [
     "add_rms_norm",
     "embedding",
     "kv_write",
     "linear",
+    "logits",
     "paged_attention",
     "rms_norm",
     "rope",

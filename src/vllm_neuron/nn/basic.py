@@ -15,6 +15,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return implementation("linear")(x, weight, bias)
 
 
+def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden @ weight.T for hidden [R, H], weight [V, H]: [R, V] float32, rounded to hidden's dtype before."""
+    return implementation("logits")(hidden, weight)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, for x [..., H], weight [H] (arXiv 1910.07467)."""
     return implementation("rms_norm")(x, weight, eps)
