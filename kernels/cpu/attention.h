@@ -97,10 +97,16 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
   std::fill(out, out + G * wide, 0.0f);
   const T* rows[kTile];
   alignas(64) float scores[G][kTile];
+  const auto fetch = [&](int64_t start) {
+    const int64_t count = std::min(kTile, end - start);
+    keys.fetch(start, count, dim);
+    values.fetch(start, count, dim);
+  };
+  fetch(begin);
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t count = std::min(kTile, end - start);
+    fetch(start + kTile);
     keys.gather(start, count, rows);
-    values.fetch(start, count, dim);
     score<G>(q, rows, count, dim, wide, scores);
     for (int g = 0; g < G; g++) {
       std::fill(scores[g] + count, scores[g] + kTile, kNothing);
@@ -120,7 +126,6 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
         for (int64_t d = 0; d < wide; d++) out[g * wide + d] *= shrink;
     }
     values.gather(start, count, rows);
-    keys.fetch(start + count, std::min(kTile, end - start - count), dim);
     constexpr int64_t kPieces = 4;
     int64_t d = 0;
     for (; d + kPieces * vec::kLanes <= dim; d += kPieces * vec::kLanes)
