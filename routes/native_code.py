@@ -45,7 +45,7 @@ def emit(graph: fx.Graph, num_weights: int, num_kv: int, device: str = "cpu") ->
             names[node] = node.name
             body.append(f"{node.name} = {_call(node, names, operators)}")
         elif node.op == "output":
-            body.append(f"return ({' '.join(f'{_text(value, names)},' for value in node.args[0])})")
+            body.append(f"return ({' '.join(f'{_owned(value, names)},' for value in node.args[0])})")
         dropped = [names[used] for used in last_uses.get(node, ()) if used.op == "call_function"]
         if dropped and node.op != "output":
             body.append(f"del {', '.join(dropped)}")
@@ -99,6 +99,11 @@ def _call(node: fx.Node, names: dict[fx.Node, str], operators: dict[str, str]) -
     values = [_text(value, names) for value in node.args]
     values += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     return f"{alias}({', '.join(values)})"
+
+
+def _owned(value: fx.Node, names: dict[fx.Node, str]) -> str:
+    """A result; one that is an argument itself would change when the caller fills its buffers again."""
+    return f"{names[value]}.clone()" if value.op == "placeholder" else names[value]
 
 
 def _text(value: Any, names: dict[fx.Node, str]) -> str:

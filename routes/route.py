@@ -60,8 +60,8 @@ class Executable(Protocol):
     """A compiled graph.
 
     Calling it consumes the KV cache that is handed in (its memory is donated to the result): keep only the returned
-    one. Inputs are CPU tensors with exactly the traced shapes and dtypes; outputs are CPU tensors, valid until the
-    next call of any executable on the same KV cache.
+    one. Inputs are CPU tensors with exactly the traced shapes and dtypes; outputs are CPU tensors whose memory no later
+    call touches.
     """
 
     @property

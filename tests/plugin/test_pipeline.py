@@ -4,6 +4,8 @@ The next token of the simulation's "model" is a hash of all that its request has
 a token, a token of another request, or one of a step that wanted none shows in the answer.
 """
 
+import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,6 +19,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from tests.plugin.simulation import CachingExecutor, Simulation, Windows, answer, make_config, prompts
 from vllm_neuron.engine.executor import SubmittedStep
 from vllm_neuron.engine.inputs import Row
+from vllm_neuron.plugin.model_runner import never_preempt
 from vllm_neuron.plugin.scheduler import NeuronAsyncScheduler
 from vllm_neuron.sampling import Sampled, SampledWithLogprobs
 
@@ -137,3 +140,21 @@ def test_a_part_of_a_prompt_hands_on_no_token() -> None:
     running.run()
     assert [kind for kind, _ in running.executor.steps[:4]] == ["prefill"] * 3 + ["decode"]
     assert running.tokens["a"] == answer(prompt, 6)
+
+
+def test_the_thread_that_waits_for_tokens_takes_nobodys_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    def policies() -> tuple[int, int]:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: (never_preempt(), found.append(os.sched_getscheduler(0))))
+        thread.start()
+        thread.join()
+        never_preempt()
+        return found[0], os.sched_getscheduler(0)
+
+    assert policies() == (os.SCHED_BATCH, os.SCHED_OTHER)
+
+    def forbidden(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    assert policies() == (os.SCHED_OTHER, os.SCHED_OTHER)

@@ -124,6 +124,20 @@ def test_what_goes_wrong_in_a_cpp_kernel_is_raised_from_an_xla_program() -> None
 
 
 @every_route
+def test_outputs_stay_when_inputs_are_filled_again(route: Route) -> None:
+    """Also those that are an input: what a step computed is read while the next one runs."""
+    weights = {"w": torch.arange(4.0)}
+    given = torch.ones(4)
+    executable = lowered(route, lambda w, kv, x: ((x, x * w["w"]), kv), (weights, [], given)).compile()
+    placed, cache = route.place_weights(weights), route.allocate_kv_cache((), torch.float32)
+    first, cache = executable(placed, cache, given)
+    given.fill_(5.0)
+    second, _ = executable(placed, cache, given)
+    assert [output.tolist() for output in first] == [[1.0] * 4, [0.0, 1.0, 2.0, 3.0]]
+    assert [output.tolist() for output in second] == [[5.0] * 4, [0.0, 5.0, 10.0, 15.0]]
+
+
+@every_route
 def test_operands_may_lie_in_memory_in_any_order(route: Route) -> None:
     """XLA likes to make a transposition a matter of layout, which a kernel must not see."""
 

@@ -74,10 +74,7 @@ class SubmittedStep:
     sampled: "Future[Sampled | SampledWithLogprobs]"
 
     def collect(self) -> Sampled | SampledWithLogprobs:
-        """Wait for the tokens of the live rows, and what belongs to them: [n, ...].
-
-        Where steps are not asynchronous they are valid until the next step.
-        """
+        """Wait for the tokens of the live rows, and what belongs to them: [n, ...]."""
         sampled = self.sampled.result()
         return type(sampled)(*(tensor[: self.requests] for tensor in sampled))
 
@@ -207,8 +204,7 @@ class GraphExecutor:
         """Compute many tokens of one request.
 
         Returns:
-            logits [1, V] ([0, V] if the row wants none) and hidden [n, H] of the row's n tokens; valid until the next
-            step.
+            logits [1, V] ([0, V] if the row wants none) and hidden [n, H] of the row's n tokens.
         """
         outputs = StepOutputs(*self._submit_counted(prefill_graph(self.graphs, len(row.token_ids)), (row,)).result())
         return StepOutputs(outputs.logits[: int(row.wants_logits)], outputs.hidden[: len(row.token_ids)])
@@ -217,7 +213,7 @@ class GraphExecutor:
         """Compute one token of each of n requests.
 
         Returns:
-            logits [n, V] (only the rows that want them, in order) and hidden [n, H]; valid until the next step.
+            logits [n, V] (only the rows that want them, in order) and hidden [n, H].
         """
         outputs = StepOutputs(*self._submit_counted(self._decode_graph(rows), rows).result())
         logits = outputs.logits[: len(rows)]
@@ -231,7 +227,7 @@ class GraphExecutor:
         Needs a "layers" graph, which only validation asks for.
 
         Returns:
-            residuals L + 1 of [n, H], hidden [n, H] and logits [n, V] of the row's n tokens; valid until the next step.
+            residuals L + 1 of [n, H], hidden [n, H] and logits [n, V] of the row's n tokens.
         """
         count = len(row.token_ids)
         outputs = LayerOutputs(*self._submit_counted(layers_graph(self.graphs, count), (row,)).result())
@@ -316,12 +312,7 @@ class GraphExecutor:
             if after is not None and isinstance(inputs, SampledInputs):
                 fed = feed(inputs, after.sampled.result().token_ids)
             outputs = self._run(executable, fed)
-            if graph.sampling != "host":
-                outputs = outputs if logprobs else Sampled(outputs.token_ids)
-                if self._queue.asynchronous:
-                    # The next step may run, and use the memory again, before these are read.
-                    outputs = type(outputs)(*(tensor.clone() for tensor in outputs))
-            return outputs
+            return outputs if logprobs or graph.sampling == "host" else Sampled(outputs.token_ids)
 
         future = self._queue.submit(run)
         self._latest.append(future)

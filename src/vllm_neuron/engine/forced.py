@@ -50,7 +50,7 @@ class ForcedRun:
         for step in range(max(further)):
             starts = [count + step for count in prompt_tokens]
             batch = [self._row(index, start, start + 1) for index, start in enumerate(starts)]
-            for produced, logits in zip(rows, self._executor.run_decode(batch).logits.clone(), strict=True):
+            for produced, logits in zip(rows, self._executor.run_decode(batch).logits, strict=True):
                 produced.append(logits[None])
         return [torch.cat(produced) for produced in rows]
 
@@ -62,7 +62,7 @@ class ForcedRun:
             parts = []
             for chunk in self._chunks(len(sequence)):
                 outputs = self._executor.run_layers(self._row(index, *chunk))
-                parts.append([tensor.clone() for tensor in (*outputs.residuals, outputs.hidden, outputs.logits)])
+                parts.append([*outputs.residuals, outputs.hidden, outputs.logits])
             *residuals, hidden, logits = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
             found.append(LayerOutputs(tuple(residuals), hidden, logits))
         return found
