@@ -34,20 +34,22 @@ struct Pages {
     }
   }
 
-  // Asks for these tokens to be brought into the cache.
-  void fetch(int64_t start, int64_t count, int64_t dim) const {
-    for (int64_t t = start; t < start + count; t++) {
-      const T* row = at(t);
-      for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
-    }
-  }
 };
 
-// scores[g][0..count) of G query heads [G, wide] against `count` keys, four keys at a time.
+// Asks for rows to be brought into the cache.
+template <class T>
+inline void fetch(const T* const* rows, int64_t count, int64_t dim) {
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(rows[t] + d);
+}
+
+// scores[g][0..count) of G query heads [G, wide] against `count` keys, four keys at a time. With each four some of the
+// `coming` rows of `next` are fetched: all at once would keep memory busy and the multipliers waiting, then the reverse.
 template <int G, class T>
-inline void score(const float* q, const T* const* keys, int64_t count, int64_t dim, int64_t wide,
-                  float (*scores)[kTile]) {
+inline void score(const float* q, const T* const* keys, int64_t count, int64_t dim, int64_t wide, const T* const* next,
+                  int64_t coming, float (*scores)[kTile]) {
   for (int64_t t = 0; t < count; t += 4) {
+    fetch(next + 2 * t, std::clamp<int64_t>(coming - 2 * t, 0, 8), dim);
     // Keys beyond the last repeat it; their scores are not used.
     const T* four[4];
     for (int64_t i = 0; i < 4; i++) four[i] = keys[std::min(t + i, count - 1)];
@@ -95,19 +97,21 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
   std::fill(maxima, maxima + G, kNothing);
   std::fill(sums, sums + G, 0.0f);
   std::fill(out, out + G * wide, 0.0f);
-  const T* rows[kTile];
+  const T *rows[kTile], *next[2 * kTile];
   alignas(64) float scores[G][kTile];
-  const auto fetch = [&](int64_t start) {
-    const int64_t count = std::min(kTile, end - start);
-    keys.fetch(start, count, dim);
-    values.fetch(start, count, dim);
+  // The keys and values of the tile that begins there.
+  const auto gather = [&](int64_t start) {
+    const int64_t count = std::clamp<int64_t>(end - start, 0, kTile);
+    keys.gather(start, count, next);
+    values.gather(start, count, next + count);
+    return 2 * count;
   };
-  fetch(begin);
+  fetch(next, gather(begin), dim);
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t count = std::min(kTile, end - start);
-    fetch(start + kTile);
+    const int64_t coming = gather(start + kTile);
     keys.gather(start, count, rows);
-    score<G>(q, rows, count, dim, wide, scores);
+    score<G>(q, rows, count, dim, wide, next, coming, scores);
     for (int g = 0; g < G; g++) {
       std::fill(scores[g] + count, scores[g] + kTile, kNothing);
       vec::F highest = vec::splat(maxima[g]);
