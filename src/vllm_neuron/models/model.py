@@ -13,7 +13,6 @@ import torch
 from vllm_neuron import nn
 from vllm_neuron.kv_cache.layout import KVCache, KVLayerSpec
 from vllm_neuron.models.errors import UnsupportedModelError
-from vllm_neuron import nn
 from vllm_neuron.weights.table import Weights, WeightTable
 
 
