@@ -183,7 +183,7 @@ async def soak(
     before = usage(pid)
     outcomes += await send_all(url, todo[first:], concurrency)
     faults += await _settled(url)
-    after = usage(pid)
+    after = await _usage_once_closed(pid, before)
     seconds = time.monotonic() - begin
     wrong = [outcome for outcome in outcomes if not _as_it_should(outcome)]
     faults += [f"{outcome.request.kind}: status {outcome.status}, {outcome.request.body}"[:300] for outcome in wrong]
@@ -251,6 +251,17 @@ async def _settled(url: str) -> list[str]:
             if not busy or time.monotonic() > deadline:
                 return busy
             await asyncio.sleep(0.2)
+
+
+async def _usage_once_closed(pid: int, before: Usage) -> Usage:
+    """What a process holds when its sockets to clients that have gone are closed, or still holds after a while."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = usage(pid)
+        grown = any(files > before.files.get(process, 0) for process, files in found.files.items())
+        if not grown or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.2)
 
 
 def usage(pid: int) -> Usage:
