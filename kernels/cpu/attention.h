@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "pointwise.h"
 
@@ -33,7 +34,6 @@ struct Pages {
       for (; t < stop; t++, row += token_stride) rows[t] = row;
     }
   }
-
 };
 
 // Asks for rows to be brought into the cache.
@@ -97,21 +97,20 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
   std::fill(maxima, maxima + G, kNothing);
   std::fill(sums, sums + G, 0.0f);
   std::fill(out, out + G * wide, 0.0f);
-  const T *rows[kTile], *next[2 * kTile];
+  const T* rows[2][2 * kTile];  // of a tile and of the next: its keys, then its values
+  const T **here = rows[0], **next = rows[1];
   alignas(64) float scores[G][kTile];
-  // The keys and values of the tile that begins there.
-  const auto gather = [&](int64_t start) {
+  const auto gather = [&](int64_t start, const T** to) {
     const int64_t count = std::clamp<int64_t>(end - start, 0, kTile);
-    keys.gather(start, count, next);
-    values.gather(start, count, next + count);
-    return 2 * count;
+    keys.gather(start, count, to);
+    values.gather(start, count, to + count);
+    return count;
   };
-  fetch(next, gather(begin), dim);
+  int64_t count = gather(begin, here);
+  fetch(here, 2 * count, dim);
   for (int64_t start = begin; start < end; start += kTile) {
-    const int64_t count = std::min(kTile, end - start);
-    const int64_t coming = gather(start + kTile);
-    keys.gather(start, count, rows);
-    score<G>(q, rows, count, dim, wide, next, coming, scores);
+    const int64_t coming = gather(start + kTile, next);
+    score<G>(q, here, count, dim, wide, next, 2 * coming, scores);
     for (int g = 0; g < G; g++) {
       std::fill(scores[g] + count, scores[g] + kTile, kNothing);
       vec::F highest = vec::splat(maxima[g]);
@@ -129,12 +128,14 @@ void chunk(const float* q, const Pages<T>& keys, const Pages<T>& values, int64_t
       if (shrink != 1.0f)
         for (int64_t d = 0; d < wide; d++) out[g * wide + d] *= shrink;
     }
-    values.gather(start, count, rows);
+    const T* const* mixed = here + count;
     constexpr int64_t kPieces = 4;
     int64_t d = 0;
     for (; d + kPieces * vec::kLanes <= dim; d += kPieces * vec::kLanes)
-      mix<G, kPieces>(scores, rows, count, d, vec::kLanes, wide, out);
-    for (; d < dim; d += vec::kLanes) mix<G, 1>(scores, rows, count, d, std::min(vec::kLanes, dim - d), wide, out);
+      mix<G, kPieces>(scores, mixed, count, d, vec::kLanes, wide, out);
+    for (; d < dim; d += vec::kLanes) mix<G, 1>(scores, mixed, count, d, std::min(vec::kLanes, dim - d), wide, out);
+    std::swap(here, next);
+    count = coming;
   }
 }
 

@@ -23,14 +23,15 @@ constexpr int64_t kAhead = 4096;
 template <class T>
 constexpr int kParts = 1;
 template <class T>
-constexpr int64_t kStep = kParts<T>* vec::kLanes;
+constexpr int64_t kStep = kParts<T> * vec::kLanes;
 
 // Floats of the first `left` of kStep numbers, zero beyond. Their order is the same for all rows.
 template <class T>
 inline void open(const T* p, int64_t left, vec::F* parts) {
   vec::unroll<kParts<T>>([&](auto i) ALWAYS_INLINE {
     const int64_t here = left - i * vec::kLanes;
-    parts[i] = here >= vec::kLanes ? vec::load(p + i * vec::kLanes) : vec::load(p + i * vec::kLanes, std::max<int64_t>(here, 0));
+    const T* from = p + i * vec::kLanes;
+    parts[i] = here >= vec::kLanes ? vec::load(from) : vec::load(from, std::max<int64_t>(here, 0));
   });
 }
 
@@ -173,7 +174,9 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
   const int64_t passes = (M + kMaxRows - 1) / kMaxRows, most = (M + passes - 1) / passes;
   // Passes over the same rows of w share what is to be fetched, so that memory is as busy in one as in the next.
   const int sharing = std::min(kLines, passes >= 4 ? 4 : passes >= 2 ? 2 : 1);
-  const auto* fetching = sharing == 1 ? kTiles<kLines, X, T> : sharing == 2 ? kTiles<kLines / 2, X, T> : kTiles<kLines / 4, X, T>;
+  const auto* fetching = sharing == 1   ? kTiles<kLines, X, T>
+                         : sharing == 2 ? kTiles<kLines / 2, X, T>
+                                        : kTiles<kLines / 4, X, T>;
   const int64_t size = opened_size<T>(K), tiles = N / kWide, share = kWide * K * int64_t(sizeof(T)) / sharing;
   const std::unique_ptr<X[]> rows(new X[M * size]);
   for (int64_t m = 0; m < M; m++) open_row(x + m * K, &rows[m * size], K);
