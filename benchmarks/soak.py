@@ -85,6 +85,10 @@ class Usage:
     resident: int
     files: dict[int, int]
 
+    def opened_since(self, before: "Usage") -> dict[int, int]:
+        """Of the processes that have more open files than before, how many they have."""
+        return {process: files for process, files in self.files.items() if files > before.files.get(process, 0)}
+
 
 @dataclass
 class Report:
@@ -191,8 +195,7 @@ async def soak(
         faults.append(f"resident memory has grown from {before.resident} to {after.resident} bytes")
     faults += [
         f"process {process} has {files} open files, and had {before.files.get(process)}"
-        for process, files in after.files.items()
-        if files > before.files.get(process, 0)
+        for process, files in after.opened_since(before).items()
     ]
     answered = [outcome for outcome in outcomes if outcome.token_ids]
     sample = random.Random(seed).sample(answered, min(compare, len(answered)))
@@ -258,8 +261,7 @@ async def _usage_once_closed(pid: int, before: Usage) -> Usage:
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         found = usage(pid)
-        grown = any(files > before.files.get(process, 0) for process, files in found.files.items())
-        if not grown or time.monotonic() > deadline:
+        if not found.opened_since(before) or time.monotonic() > deadline:
             return found
         await asyncio.sleep(0.2)
 
