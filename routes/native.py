@@ -1,8 +1,9 @@
 """The native route: PyTorch's own graph (FX over ATen), compiled for the CPU or by Neuron's torch backend.
 
 A step is captured on fake tensors, the KV cache is donated (updated in place), and what remains is straight-line code
-over operators. In CPU mode that code runs as it is, with the kernels that were selected while tracing: C++ kernels, or
-ATen's for the torch twins. There is no guard and no dispatch per step, and compiling takes no time beyond the trace.
+over operators. In CPU mode that is what runs, with the kernels that were selected while tracing: called from C++ where
+these are C++ kernels, as it is where they are ATen's, for the torch twins. There is no guard and no dispatch on modules
+per step, and compiling takes no time beyond the trace.
 
 On Neuron devices the same straight-line function goes to `torch.compile(backend="neuron", fullgraph=True)`, which the
 package torch-neuronx registers. A machine that only compiles sets TORCH_NEURONX_COMPILE_ONLY=1 and calls that once, on
@@ -21,14 +22,14 @@ from torch.utils import _pytree as pytree
 
 from vllm_neuron import envs
 from vllm_neuron.kernels import opaque
-from vllm_neuron.routes import blob, cpu_kernels, native_code
+from vllm_neuron.routes import blob, cpu_kernels, native_code, native_program
 from vllm_neuron.routes.capture import Captured, Leaf, Signature, capture
 from vllm_neuron.routes.compile_only import CompiledOnly, no_device
 from vllm_neuron.routes.native_code import FlatStep
 from vllm_neuron.routes.native_donation import donate
 from vllm_neuron.routes.route import Executable, Placed, Probe, PyTree, Step, Target, is_installed
 
-_LOWERING = ("capture", "cpu_kernels", "native", "native_code", "native_donation")
+_LOWERING = ("capture", "cpu_kernels", "native", "native_code", "native_donation", "native_program")
 
 _DEVICE = "neuron"
 """torch's name of Neuron devices."""
@@ -64,7 +65,7 @@ class NativeExecutable:
     _cache: Placed = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        self._step = _function(self.source, self.platform)
+        self._step = _function(self.source, self.platform, self.signature)
         self._shapes = [leaf.shape for leaf in self.signature.inputs]
 
     def __call__(self, weights: Placed, kv_cache: Placed, inputs: PyTree) -> tuple[PyTree, Placed]:
@@ -226,16 +227,18 @@ def _source(graph: torch.fx.Graph, signature: Signature, platform: str) -> str:
     return native_code.emit(graph, len(signature.weights), len(signature.kv_cache), device)
 
 
-def _function(source: str, platform: str) -> FlatStep:
+def _function(source: str, platform: str, signature: Signature) -> FlatStep:
     """The step that a source describes, ready to run on a platform."""
-    if cpu_kernels.named_in(source):
+    with_kernels = cpu_kernels.named_in(source)
+    if with_kernels:
         cpu_kernels.register()
     if platform != "cpu":
         _import_torch_neuronx()
     if f"torch.ops.{opaque.NAMESPACE}." in source:
         opaque.register(on_device=platform != "cpu")
     if platform == "cpu":
-        return native_code.load(source)
+        given = len(signature.weights), len(signature.kv_cache), len(signature.inputs)
+        return native_program.load(source, given) if with_kernels else native_code.load(source)
     # Neuron's backend compiles at the first call, and finds what it compiled before in its own cache.
     return torch.compile(native_code.load(source), backend=_BACKEND, fullgraph=True, dynamic=False)
 
@@ -243,7 +246,7 @@ def _function(source: str, platform: str) -> FlatStep:
 def _compile_only(signature: Signature, source: str, platform: str) -> None:
     """Have Neuron's backend compile a step for devices that are not here."""
     _import_torch_neuronx(compile_for=platform)
-    step = _function(source, platform)
+    step = _function(source, platform, signature)
     weights, kv_cache, inputs = (
         [torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=_DEVICE) for leaf in leaves]
         for leaves in (signature.weights, signature.kv_cache, signature.inputs)

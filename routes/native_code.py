@@ -8,6 +8,7 @@ use.
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,8 +56,12 @@ def emit(graph: fx.Graph, num_weights: int, num_kv: int, device: str = "cpu") ->
     return "\n".join(lines) + "\n"
 
 
-def load(source: str) -> FlatStep:
+def load(source: str, call: Callable[..., Any] | None = None) -> FlatStep:
     """The function that `emit` wrote.
+
+    Args:
+        source: its text.
+        call: is called with each operator and its arguments in place of the operator.
 
     Raises:
         ValueError: the source is damaged, or an operator it uses does not exist in this process.
@@ -64,6 +69,9 @@ def load(source: str) -> FlatStep:
     module: dict[str, Any] = {}
     try:
         exec(compile(source, "<compiled graph>", "exec"), module)
+        if call is not None:
+            found = {name: value for name, value in module.items() if isinstance(value, torch._ops.OpOverload)}
+            module.update({name: partial(call, value) for name, value in found.items()})
         return module["step"]
     except (SyntaxError, AttributeError, KeyError, RuntimeError) as error:
         raise ValueError(f"the source of the graph does not load: {error}") from error

@@ -13,6 +13,7 @@
 #include "parallel.h"
 #include "pointwise.h"
 #include "prefill.h"
+#include "program.h"
 #include "select.h"
 
 namespace {
@@ -471,6 +472,11 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("log_sum_exp(Tensor x) -> Tensor");
   library.def("mask_logits(Tensor logits, Tensor mask) -> Tensor");
   library.def("take_failure() -> str", &custom_call::take_failure);
+  library.class_<program::Place>("Place").def(torch::init<int64_t, std::optional<int64_t>>());
+  library.class_<program::Program>("Program")
+      .def(torch::init<>())
+      .def("call", &program::Program::call)
+      .def("run", &program::Program::run);
 }
 
 TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
