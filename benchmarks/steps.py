@@ -13,6 +13,7 @@ from vllm_neuron.models.model import Model, StepInputs
 from vllm_neuron.routes.native import NativeRoute
 from vllm_neuron.routes.route import CPU, Executable, Route, Step
 from vllm_neuron.routes.xla import XlaRoute
+from vllm_neuron.weights.loading import dummy_weights
 
 ROUTES: dict[str, Route] = {"native": NativeRoute(CPU), "xla": XlaRoute(CPU)}
 
@@ -60,11 +61,7 @@ def compiled(route: Route, name: str, step: Step, *forms: Any) -> Executable:
 def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int) -> Callable[[], None]:
     """What runs a model's step once on one of ROUTES, in bfloat16, with a KV cache of `num_blocks` blocks."""
     compiler, dtype = ROUTES[route], torch.bfloat16
-    weights: dict[str, torch.Tensor] = {
-        name: torch.ones(spec.shape) if spec.dtype else (torch.randn(spec.shape) * 0.05).to(dtype)
-        for name, spec in model.weight_table.items()
-    }
-    weights |= model.constants
+    weights = dummy_weights(model.weight_table, dtype) | model.constants
     held_as = cache_dtype(model.kv_layers, dtype)
     shapes = layer_shapes(model.kv_layers, num_blocks, BLOCK_SIZE)
     cache = [tuple(torch.empty(s, dtype=held_as, device="meta") for _ in "kv") for s in shapes]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from vllm_neuron.weights.memory import allocate
 from vllm_neuron.weights.table import WeightSpec, WeightTable
 
 SINGLE_FILE = "model.safetensors"
@@ -76,7 +77,7 @@ def stream_weights(
     """Each weight of `table` in its order, fused and converted to `dtype` (or the dtype its spec demands).
 
     The whole checkpoint is checked by its headers before the first tensor is read. At most one checkpoint tensor is
-    in memory besides the weights handed out.
+    in memory besides the weights, which share one piece of it (`memory.allocate`).
 
     Args:
         folder: holds model.safetensors, or shards and model.safetensors.index.json.
@@ -95,9 +96,11 @@ def stream_weights(
         faults = _faults(stored, table)
         if faults:
             raise CheckpointError("\n".join([f"checkpoint {folder} does not fit the model:", *faults]))
+        weights = allocate(table, dtype)
         total, bytes_total, bytes_done = len(table), total_bytes(table, dtype), 0
         for done, (name, spec) in enumerate(table.items(), start=1):
-            weight = _fuse(stored, spec, dtype)
+            weight = weights[name]
+            _fuse(stored, spec, weight)
             _require_finite(weight, name, spec)
             yield name, weight
             bytes_done += spec.num_bytes(dtype)
@@ -110,15 +113,13 @@ def dummy_weights(table: WeightTable, dtype: torch.dtype, seed: int = 0) -> dict
 
     The same name, shape and seed give the same numbers, whatever else the table holds.
     """
-    weights = {}
-    for name, spec in table.items():
-        target = spec.dtype or dtype
-        if len(spec.shape) == 1:
-            weights[name] = torch.ones(spec.shape, dtype=target)
+    weights = allocate(table, dtype)
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            weight.fill_(1)
         else:
             generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
-            values = torch.randn(spec.shape, generator=generator) / math.sqrt(spec.shape[-1])
-            weights[name] = values.to(target)
+            weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1]))
     return weights
 
 
@@ -199,11 +200,10 @@ def _require_finite(weight: torch.Tensor, name: str, spec: WeightSpec) -> None:
         )
 
 
-def _fuse(stored: Mapping[str, StoredTensor], spec: WeightSpec, dtype: torch.dtype) -> torch.Tensor:
-    fused = torch.empty(spec.shape, dtype=spec.dtype or dtype)
+def _fuse(stored: Mapping[str, StoredTensor], spec: WeightSpec, weight: torch.Tensor) -> None:
+    """Write a weight's sources into it, one below the other."""
     start = 0
     for source in spec.sources:
         rows = stored[source].shape[0]
-        fused[start : start + rows].copy_(stored[source].file.get_tensor(source))
+        weight[start : start + rows].copy_(stored[source].file.get_tensor(source))
         start += rows
-    return fused
