@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "parallel.h"
 #include "pointwise.h"
 
 namespace attention {
@@ -40,7 +41,7 @@ struct Pages {
 template <class T>
 inline void fetch(const T* const* rows, int64_t count, int64_t dim) {
   for (int64_t t = 0; t < count; t++)
-    for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(rows[t] + d);
+    for (int64_t d = 0; d < dim; d += parallel::kLine / sizeof(T)) __builtin_prefetch(rows[t] + d);
 }
 
 // scores[g][0..count) of G query heads [G, wide] against `count` keys, four keys at a time. With each four some of the

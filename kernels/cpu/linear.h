@@ -14,7 +14,7 @@ namespace product {
 constexpr int kWide = 4;  // rows of w at a time: four sums make one store
 // Rows of x at a time: 6 x 4 sums of 32 registers, or 3 x 4 of 16, leave some for the operands.
 constexpr int kMaxRows = vec::kLanes == 16 ? 6 : 3;
-constexpr int64_t kLine = 64;  // bytes that memory gives at a time
+using parallel::kLine;
 // Bytes of w that are fetched before their turn. They are fetched in the order of their addresses, which memory likes
 // better than that of their use, from four rows in turn.
 constexpr int64_t kAhead = 4096;
@@ -180,6 +180,7 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
   const int64_t size = opened_size<T>(K), tiles = N / kWide, share = kWide * K * int64_t(sizeof(T)) / sharing;
   const std::unique_ptr<X[]> rows(new X[M * size]);
   for (int64_t m = 0; m < M; m++) open_row(x + m * K, &rows[m * size], K);
+  parallel::Pool::get().reads({reinterpret_cast<const char*>(w), N * K * int64_t(sizeof(T))});
   parallel::loop(tiles, double(K) * (2.5e-4 + 4e-5 * double(M)), [&](int64_t i) {
     const int64_t n = i * kWide;
     float sums[kMaxRows][kWide];

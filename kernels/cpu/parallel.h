@@ -4,6 +4,9 @@
 // a machine that is busy with something else every loop can cost a time slice. Here the calling thread takes pieces of
 // the work until there are none; helpers take pieces too when they are awake and have a core. Each begins with a share of
 // its own and takes it in order, so that it reads memory in one stream, and then helps with what others have left.
+//
+// Between loops helpers would wait, and memory with them. They fetch what is going to be read then: what followed the last
+// time, as one step is like another.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -16,12 +19,37 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace parallel {
+
+constexpr int64_t kLine = 64;  // bytes that memory gives at a time
+
+struct Span {
+  const char* begin = nullptr;
+  int64_t bytes = 0;
+};
+
+// What was read after what. It may be gone by now: to fetch from any address is harmless.
+class Order {
+ public:
+  // Notes that this is read now; what was read after it the last time.
+  Span after(Span now) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    next_[last_] = now;
+    last_ = now.begin;
+    return next_[now.begin];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const char*, Span> next_;
+  const char* last_ = nullptr;
+};
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -36,6 +64,13 @@ class Pool {
     // A forked child has none of its parent's threads, and their locks are in an unknown state: it starts anew.
     std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { current() = new Pool; }); });
     return *current();
+  }
+
+  // Names what the next loop reads, each thread the share that it begins with.
+  void reads(Span span) {
+    const Span next = order_.after(span);
+    expected_bytes_.store(next.bytes, std::memory_order_relaxed);
+    expected_.store(next.begin, std::memory_order_relaxed);
   }
 
   // Calls body(context, piece) for every piece in [0, pieces); false if the pool is busy with another loop.
@@ -68,6 +103,7 @@ class Pool {
   // Helpers spin this many times for the next loop of a step before they sleep: about 50 microseconds.
   static constexpr int kSpins = 1500;
   static constexpr int kMost = 256;  // threads
+  static constexpr int64_t kFetched = 1 << 20;  // bytes that a helper fetches at most: about what its caches hold
 
   // The pieces that a thread begins with, in a cache line of its own.
   struct alignas(64) Share {
@@ -105,14 +141,34 @@ class Pool {
     return loop_.load() != seen && id < threads_.load(std::memory_order_relaxed);
   }
 
+  // The beginning of a thread's share of what is expected.
+  Span expected(int id) const {
+    const char* begin = expected_.load(std::memory_order_relaxed);
+    const int64_t bytes = expected_bytes_.load(std::memory_order_relaxed);
+    const int64_t threads = threads_.load(std::memory_order_relaxed);
+    const int64_t first = bytes * id / threads, end = bytes * (id + 1) / threads;
+    return {begin + first, std::min(end - first, kFetched)};
+  }
+
+  // A few lines, for which a pause is long enough: the CPU drops requests that come faster than memory answers.
+  static void fetch(Span& span) {
+    for (int i = 0; i < 4; i++) __builtin_prefetch(span.begin + i * kLine, 0, 2);
+    span = {span.begin + 4 * kLine, span.bytes - 4 * kLine};
+  }
+
   void help(int id) {
+    const char* last = nullptr;  // what was expected when `coming` was made
+    Span coming;
     for (uint32_t seen = 0;;) {
       for (int spins = 0; spins < kSpins; spins++) {
         if (wanted(id, seen)) {
           seen = loop_.load();
           work(id);
+          const char* now = expected_.load(std::memory_order_relaxed);
+          if (now != last) coming = expected(id), last = now;
           spins = 0;
         }
+        if (coming.bytes > 0) fetch(coming);
         pause();
       }
       std::unique_lock<std::mutex> lock(mutex_);
@@ -122,6 +178,9 @@ class Pool {
     }
   }
 
+  Order order_;
+  std::atomic<const char*> expected_{nullptr};  // what is read after the loop that runs
+  std::atomic<int64_t> expected_bytes_{0};
   std::atomic<bool> busy_{false};
   std::atomic<uint32_t> loop_{0};  // generation of the last loop
   std::atomic<uint32_t> done_{0};
