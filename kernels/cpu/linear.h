@@ -1,10 +1,8 @@
-// y [M, N] = x [M, K] w[N, K]^T: for few rows, where reading the weight once at full memory speed is all that counts,
-// and for many rows of a type that the CPU does not multiply.
+// y [M, N] = x [M, K] w[N, K]^T for few rows, where reading the weight once at full memory speed is all that counts.
 #pragma once
 
 #include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "parallel.h"
 #include "vec.h"
@@ -133,16 +131,13 @@ template <int LINES, class X, class T>
 constexpr void (*kTiles[])(const X*, int64_t, const T*, int64_t, const char*, float (*)[kWide]) = {
     tile<1, LINES, T>, tile<2, LINES, T>, tile<3, LINES, T>, tile<4, LINES, T>, tile<5, LINES, T>, tile<6, LINES, T>};
 
-// Adds `bias` [columns] to sums [rows, columns] and rounds them into y, whose rows are N apart.
+// Adds `bias` to sums [rows] and rounds them into y, whose rows are N apart.
 template <class T>
-inline void round(const float (*sums)[kWide], int64_t rows, int64_t columns, const T* bias, T* y, int64_t N) {
+inline void round(const float (*sums)[kWide], int64_t rows, const T* bias, T* y, int64_t N) {
   for (int64_t m = 0; m < rows; m++) {
     float total[kWide];
-    for (int64_t n = 0; n < kWide; n++) total[n] = sums[m][n] + (bias && n < columns ? float(bias[n]) : 0.0f);
-    if (columns == kWide)
-      vec::round4(y + m * N, total);
-    else
-      std::transform(total, total + columns, y + m * N, [](float value) { return T(value); });
+    for (int64_t n = 0; n < kWide; n++) total[n] = sums[m][n] + (bias ? float(bias[n]) : 0.0f);
+    vec::round4(y + m * N, total);
   }
 }
 
@@ -189,38 +184,10 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
       const auto multiply = (pass < sharing ? fetching : kTiles<0, X, T>)[count - 1];
       const char* ahead = reinterpret_cast<const char*>(w + n * K) + kAhead + pass * share;
       multiply(&rows[m * size], size, w + n * K, K, ahead, sums);
-      round(sums, count, kWide, bias ? bias + n : bias, y + m * N + n, N);
+      round(sums, count, bias ? bias + n : bias, y + m * N + n, N);
     }
   });
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
-}
-
-// Any number of rows, in float32. Tiles of w are opened in turn, each for as many rows of x as the second-level cache
-// holds.
-template <class T>
-void many_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K) {
-  constexpr int64_t kBlockBytes = 256 * 1024;
-  constexpr int kLines = kWide * vec::kLanes * sizeof(T) / kLine;
-  const int64_t size = opened_size<T>(K);
-  const std::unique_ptr<float[]> rows(new float[M * size]);
-  parallel::loop(M, double(K) * 2e-4, [&](int64_t m) { open_row(x + m * K, &rows[m * size], K); });
-  const int64_t block = std::max<int64_t>(1, kBlockBytes / (4 * size * kMaxRows)) * kMaxRows;
-  const int64_t blocks = (M + block - 1) / block, tiles = (N + kWide - 1) / kWide;
-  parallel::loop(blocks * tiles, double(K) * (4e-4 + 1e-4 * double(std::min(M, block))), [&](int64_t i) {
-    const int64_t n = i % tiles * kWide, columns = std::min<int64_t>(kWide, N - n);
-    const int64_t begin = i / tiles * block, end = std::min(M, begin + block);
-    thread_local std::vector<float> opened;
-    opened.resize(kWide * size);
-    for (int64_t c = 0; c < columns; c++) open_row(w + (n + c) * K, &opened[c * size], K);
-    const char* next = reinterpret_cast<const char*>(w + (n + kWide) * K);
-    float sums[kMaxRows][kWide];
-    for (int64_t m = begin; m < end; m += kMaxRows) {
-      const int64_t count = std::min<int64_t>(kMaxRows, end - m);
-      const auto multiply = (m == begin ? kTiles<kLines, float, float> : kTiles<0, float, float>)[count - 1];
-      multiply(&rows[m * size], size, opened.data(), size, next, sums);
-      round(sums, count, columns, bias ? bias + n : bias, y + m * N + n, N);
-    }
-  });
 }
 
 }  // namespace product

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "custom_call.h"
+#include "gemm.h"
 #include "linear.h"
 #include "parallel.h"
 #include "pointwise.h"

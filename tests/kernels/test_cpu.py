@@ -61,6 +61,10 @@ def check(got: torch.Tensor, expected: torch.Tensor, factor: float = 1.0) -> Non
         (32, 66, 100),
         (33, 40, 64),
         (200, 64, 48),
+        (34, 1, 1),
+        (65, 15, 7),
+        (131, 17, 9),
+        (64, 959, 577),
     ],
 )
 def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
@@ -76,6 +80,24 @@ def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(dtype: torch.d
     together = ops.linear(x, weight)
     for rows in (1, 2, 3, 4, 7, 13, 31):
         assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="PyTorch multiplies many rows on such a CPU"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_row_of_a_product_of_many_depends_neither_on_how_many_there_are_nor_on_threads(dtype: torch.dtype) -> None:
+    x, weight = random(300, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
+    together = ops.linear(x, weight)
+    for rows in (33, 64, 131):
+        assert torch.equal(ops.linear(x[-rows:], weight), together[-rows:])
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3, 16):
+            torch.set_num_threads(number)
+            assert torch.equal(ops.linear(x, weight), together)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @every_dtype
