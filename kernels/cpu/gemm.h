@@ -1,7 +1,7 @@
-// y [M, N] = x [M, K] w[N, K]^T for many rows of a type that the CPU does not multiply, where multiplications are all
-// that counts. As in K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008: a panel of
-// columns of w^T is widened to float32 and laid out in the order in which it is read, and then serves all rows of x. Its
-// numbers fill registers and those of x are broadcast, so that no sum crosses lanes.
+// y [M, N] = x [M, K] w[N, K]^T for many rows, where multiplications are all that counts. As in K. Goto and R. van de
+// Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008: a panel of columns of w^T is widened to float32 and
+// laid out in the order in which it is read, and then serves all rows of x. Its numbers fill registers and those of x are
+// broadcast, so that no sum crosses lanes.
 #pragma once
 
 #include <algorithm>

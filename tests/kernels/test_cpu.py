@@ -85,7 +85,7 @@ def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(dtype: torch.d
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="PyTorch multiplies many rows on such a CPU"
 )
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_dtype
 def test_a_row_of_a_product_of_many_depends_neither_on_how_many_there_are_nor_on_threads(dtype: torch.dtype) -> None:
     x, weight = random(300, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
     together = ops.linear(x, weight)
