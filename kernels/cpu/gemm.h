@@ -1,7 +1,7 @@
 // y [M, N] = x [M, K] w[N, K]^T for many rows, where multiplications are all that counts. As in K. Goto and R. van de
 // Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008: a panel of columns of w^T is widened to float32 and
-// laid out in the order in which it is read, and then serves all rows of x. Its numbers fill registers and those of x are
-// broadcast, so that no sum crosses lanes.
+// laid out in the order in which it is read, and then serves all rows of x. Its numbers fill registers and those of x
+// are broadcast, so that no sum crosses lanes.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ ALWAYS_INLINE inline void transpose(vec::F* rows) {
   if constexpr (D > 1) transpose<D / 2>(rows);
 }
 
-// Rows w [columns, K] as a panel [K]. What fills it up to kPanel columns and a multiple of kLanes rows is of no meaning.
+// Rows w [columns, K] as a panel [K]. What fills it up to kPanel columns and a multiple of kLanes rows means nothing.
 template <class T>
 void pack(const T* w, int64_t columns, int64_t K, PanelRow* panel) {
   for (int64_t first = 0; first < columns; first += vec::kLanes) {
@@ -70,8 +70,8 @@ void pack(const T* w, int64_t columns, int64_t K, PanelRow* panel) {
   }
 }
 
-// ROWS rows of y, `stride` apart, of kPanel columns. Row K of the panel is the bias. `bytes` are fetched from `ahead` at
-// each step.
+// ROWS rows of y, `stride` apart, of kPanel columns. Row K of the panel is the bias. Each step fetches `bytes` more
+// from `ahead`.
 template <int ROWS, class T>
 void multiply(const float* x, const PanelRow* panel, int64_t K, T* y, int64_t stride, const char* ahead,
               int64_t bytes) {

@@ -21,8 +21,9 @@ namespace {
 
 using at::Tensor;
 
-// Rows of x up to which reading the weight decides the time of a product, so that our own kernel is faster.
-constexpr int64_t kFewRows = 32;
+// Rows of x up to which reading the weight decides the time of a product; and up to which our kernel for these beats
+// PyTorch's products.
+constexpr int64_t kFewRows = 8, kFewerThanTorch = 32;
 // Rows of one request from which packing its keys and values pays.
 constexpr int64_t kManyRows = 16;
 
@@ -99,7 +100,8 @@ bool torch_multiplies(at::ScalarType type) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  if (x.size(0) == 0 || (x.size(0) > kFewRows && torch_multiplies(x.scalar_type()))) return at::linear(x, weight, bias);
+  const bool theirs = torch_multiplies(x.scalar_type()), few = x.size(0) <= (theirs ? kFewerThanTorch : kFewRows);
+  if (x.size(0) == 0 || weight.size(0) == 0 || (theirs && !few)) return at::linear(x, weight, bias);
   check_same("linear", x, weight);
   TORCH_CHECK(x.size(1) == weight.size(1), "linear: x ", x.sizes(), " and weight ", weight.sizes());
   const Tensor rows = x.contiguous(), matrix = weight.contiguous();
@@ -108,7 +110,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   Tensor out = at::empty({rows.size(0), matrix.size(0)}, rows.options());
   with_type(rows, "linear", [&](auto type) {
     using T = decltype(type);
-    const auto multiply = rows.size(0) > kFewRows ? product::many_rows<T> : product::few_rows<T>;
+    const auto multiply = few ? product::few_rows<T> : product::many_rows<T>;
     multiply(rows.const_data_ptr<T>(), matrix.const_data_ptr<T>(), bias ? offset.const_data_ptr<T>() : nullptr,
              out.mutable_data_ptr<T>(), rows.size(0), matrix.size(0), rows.size(1));
   });

@@ -75,21 +75,20 @@ def test_linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> Non
 
 
 @every_dtype
-def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(dtype: torch.dtype) -> None:
-    x, weight = random(32, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
+def test_a_row_of_a_product_of_few_does_not_depend_on_how_many_there_are(dtype: torch.dtype) -> None:
+    x, weight = random(8, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
     together = ops.linear(x, weight)
-    for rows in (1, 2, 3, 4, 7, 13, 31):
+    for rows in (1, 2, 3, 4, 7):
         assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
 
 
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="PyTorch multiplies many rows on such a CPU"
-)
 @every_dtype
 def test_a_row_of_a_product_of_many_depends_neither_on_how_many_there_are_nor_on_threads(dtype: torch.dtype) -> None:
-    x, weight = random(300, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
+    # A CPU with AVX512 leaves more than 32 rows to PyTorch.
+    most = 32 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 300
+    x, weight = random(most, 90, dtype=dtype), random(70, 90, dtype=dtype, seed=1)
     together = ops.linear(x, weight)
-    for rows in (33, 64, 131):
+    for rows in (9, 13, 31, most // 2):
         assert torch.equal(ops.linear(x[-rows:], weight), together[-rows:])
     threads = torch.get_num_threads()
     try:
@@ -160,17 +159,9 @@ def test_mask_logits(columns: int) -> None:
 
 
 @every_dtype
-def test_linear_of_a_row_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
-    x, weight = random(32, 96, dtype=dtype), random(50, 96, dtype=dtype, seed=1)
-    together = ops.linear(x, weight)
-    for rows in (1, 2, 5, 8, 11):
-        assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
-
-
-@every_dtype
 @pytest.mark.parametrize("inputs", [64, 90, 100, 107])
 def test_linear_of_a_row_does_not_depend_on_its_batch_whatever_the_width(inputs: int, dtype: torch.dtype) -> None:
-    x, weight = random(9, inputs, dtype=dtype), random(11, inputs, dtype=dtype, seed=1)
+    x, weight = random(8, inputs, dtype=dtype), random(11, inputs, dtype=dtype, seed=1)
     together = ops.linear(x, weight)
     for rows in (1, 2, 3, 4):
         assert torch.equal(ops.linear(x[:rows], weight), together[:rows])
