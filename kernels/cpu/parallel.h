@@ -152,8 +152,9 @@ class Pool {
 
   // A few lines, for which a pause is long enough: the CPU drops requests that come faster than memory answers.
   static void fetch(Span& span) {
-    for (int i = 0; i < 4; i++) __builtin_prefetch(span.begin + i * kLine, 0, 2);
-    span = {span.begin + 4 * kLine, span.bytes - 4 * kLine};
+    constexpr int kLines = 6;
+    for (int i = 0; i < kLines; i++) __builtin_prefetch(span.begin + i * kLine, 0, 2);
+    span = {span.begin + kLines * kLine, span.bytes - kLines * kLine};
   }
 
   void help(int id) {
@@ -197,7 +198,7 @@ class Pool {
 // about `work` microseconds; loops of little work are not split. f must not throw.
 template <class Function>
 void loop(int64_t count, double work, const Function& f) {
-  constexpr double kPiece = 4.0, kPiecesPerThread = 8.0;
+  constexpr double kPiece = 4.0, kPiecesPerThread = 16.0;
   const int threads = at::get_num_threads();
   const double total = double(count) * work;
   const int64_t pieces = std::min<int64_t>(count, int64_t(std::min(total / kPiece, threads * kPiecesPerThread)));
