@@ -3,7 +3,7 @@
 The source is called once, with places instead of tensors and operators that note how they are called.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ def load(source: str, given: tuple[int, int, int]) -> FlatStep:
     recorder = _Recorder(sum(given))
     values = [_Value(recorder, place) for place in range(sum(given))]
     weights, kv = given[:2]
-    step = native_code.load(source, recorder.call)
+    step: Callable[..., Sequence[_Value]] = native_code.load(source, recorder.call)  # type: ignore[assignment]
     results = step(values[:weights], values[weights : weights + kv], values[weights + kv :])
     kept = [value.named() for value in results]
     program = torch.classes.vllm_neuron_cpu.Program()
