@@ -113,10 +113,10 @@ def test_server_whose_worker_is_killed_ends_and_leaves_nothing(server: Server, f
     for process in server.processes():
         listening = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         assert (server.port in listening) == (process.pid == server.process.pid), process
+    lines_before = len(server.text().splitlines())
     stream = complete(server, prompt(20), 480, stream=True)
     next(stream)
-    lines_before = len(server.text().splitlines())
-    worker.kill()
+    worker.kill()  # At once: such a small model has said all of it in half a second.
     wait_until(lambda: server.health() != 200, 5, "/health other than 200", server)
     received = 1
     with suppress(openai.APIError, httpx.HTTPError):
