@@ -230,7 +230,7 @@ EXPLAINED = """\
 there is one request, and its prompt has 128 tokens, unless the row says otherwise; the 0.5B model has the sizes of
 Qwen2.5-Coder-0.5B. Each point is an engine of its own with the graphs and the KV cache that it needs.
 """
-START, END = "<!-- growth: written by benchmarks/growth.py --docs -->\n", "<!-- end of growth -->\n"
+START, END = "<!-- growth: written by benchmarks/growth.py -->\n", "<!-- end of growth -->\n"
 
 
 def write_docs(folder: Path, points: Sequence[Point]) -> None:
