@@ -12,8 +12,13 @@ import torch
 from vllm_neuron.routes import native_code
 from vllm_neuron.routes.native_code import FlatStep
 
-_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1}
-"""Memory formats, which have no value of their own in TorchScript."""
+_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+"""Memory formats as C++ numbers them (c10::MemoryFormat); they have no value of their own in TorchScript."""
 
 
 @dataclass(frozen=True)

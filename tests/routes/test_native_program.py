@@ -55,6 +55,10 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda call, x: [call(ATEN.clone.default, call(ATEN.t.default, x), memory_format=torch.contiguous_format)],
         (X,),
     ),
+    "channels last": (
+        lambda call, x: [call(ATEN.clone.default, x, memory_format=torch.channels_last)],
+        (X.view(1, 4, 2, 3),),
+    ),
     "a device": (
         lambda call, x: [call(ATEN.add.Tensor, x, call(ATEN.arange.default, 6, device=torch.device("cpu")))],
         (X,),
