@@ -90,7 +90,8 @@ def test_a_slow_server_is_seen(ends: Ends) -> None:
     assert code == 4
     found = verdicts(result)
     assert found["time to first token, limit"] == "roll back"
-    assert min(result["new"]["ttft"]) >= 0.05 and min(result["new"]["itl"]) >= 0.05
+    gaps = result["new"]["ttft"] + result["new"]["itl"]
+    assert sum(gaps) >= 0.05 * len(gaps)  # one alone can be shorter: a word that is read late is near to the next
 
 
 @pytest.mark.parametrize(("command", "code", "verdict"), [("test -n", 0, "raise"), ("test -z", 4, "roll back")])
