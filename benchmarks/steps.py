@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from vllm_neuron.kernels.cpu.packing import pack
 from vllm_neuron.kernels.dispatch import select, using
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes
 from vllm_neuron.models.model import Model, StepInputs
@@ -68,6 +69,7 @@ def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int)
     meta = [pytree.tree_map(lambda t: torch.empty_like(t, device="meta"), tree) for tree in (weights, inputs)]
     executable = compiled(compiler, "step", model.step, meta[0], cache, meta[1])
     placed, held = compiler.place_weights(weights), compiler.allocate_kv_cache(shapes, held_as)
+    pack(tuple(weights.values()), 2**30)
 
     def run() -> None:
         nonlocal held

@@ -12,7 +12,7 @@ warning where an NKI kernel was left out.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ from functools import wraps
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+
+import torch
 
 from vllm_neuron import envs
 from vllm_neuron.kernels.argmax_torch import argmax
@@ -172,6 +174,18 @@ def fp8_cache_warning(selection: Selection) -> str | None:
         return None
     left = " and ".join(f"{op} ({_NAMES[_without_nki(selection, op)]})" for op in sorted(ONLY_WIDE_CACHES))
     return f"NKI kernels do not take an FP8 KV cache yet. What computes instead: {left}."
+
+
+def prepare_weights(selection: Selection, weights: Sequence[torch.Tensor], room: int) -> None:
+    """Make what the kernels of a selection want to have besides the weights themselves.
+
+    Args:
+        selection: the kernels that are going to read them.
+        weights: in the order in which a step reads them. Nobody may write to them any more.
+        room: bytes of host memory that it may take.
+    """
+    if KernelSet.CPU in selection.sets:
+        import_module("vllm_neuron.kernels.cpu.packing").pack(weights, room)
 
 
 def _without_nki(selection: Selection, op: str) -> KernelSet:

@@ -3,133 +3,175 @@
 
 #include <algorithm>
 #include <memory>
+#include <type_traits>
 
+#include "packed.h"
 #include "parallel.h"
 #include "vec.h"
 
 namespace product {
 
 constexpr int kWide = 4;  // rows of w at a time: four sums make one store
-// Rows of x at a time: 6 x 4 sums of 32 registers, or 3 x 4 of 16, leave some for the operands.
-constexpr int kMaxRows = vec::kLanes == 16 ? 6 : 3;
+constexpr int kMaxRows = 6;  // of x at a time
 using parallel::kLine;
 // Bytes of w that are fetched before their turn. They are fetched in the order of their addresses, which memory likes
 // better than that of their use, from four rows in turn.
 constexpr int64_t kAhead = 4096;
 
-// Registers of floats that numbers are opened into at a time, and how many numbers these are.
-template <class T>
-constexpr int kParts = 1;
-template <class T>
-constexpr int64_t kStep = kParts<T> * vec::kLanes;
+// What a register of operands holds: floats, or pairs of bfloat16 where the CPU multiplies those.
+struct Floats {
+  using Number = float;
+  using Register = vec::F;
+  using Sums = vec::F;
+  static constexpr int64_t kNumbers = vec::kLanes;
+  static Register load(const float* p) { return vec::load(p); }
+  static Sums add(Sums sums, Register a, Register b) { return sums + a * b; }
+};
 
-// Floats of the first `left` of kStep numbers, zero beyond. Their order is the same for all rows.
 template <class T>
-inline void open(const T* p, int64_t left, vec::F* parts) {
-  vec::unroll<kParts<T>>([&](auto i) ALWAYS_INLINE {
-    const int64_t here = left - i * vec::kLanes;
-    const T* from = p + i * vec::kLanes;
-    parts[i] = here >= vec::kLanes ? vec::load(from) : vec::load(from, std::max<int64_t>(here, 0));
-  });
-}
+struct Operands {
+  using Type = Floats;
+};
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// The floats at even places and those at odd places: an instruction each.
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+struct Pairs {
+  using Number = c10::BFloat16;
+  using Register = __m512bh;
+  using Sums = __m512;
+  static constexpr int64_t kNumbers = 2 * vec::kLanes;
+  static Register load(const c10::BFloat16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Sums add(Sums sums, Register a, Register b) { return _mm512_dpbf16_ps(sums, a, b); }
+};
+
 template <>
-constexpr int kParts<c10::BFloat16> = 2;
+struct Operands<c10::BFloat16> {
+  using Type = Pairs;
+};
 
-inline void open(const c10::BFloat16* p, int64_t left, vec::F* parts) {
-  alignas(32) uint16_t first[16] = {};
-  if (left < 16) std::memcpy(first, p, left * sizeof *first);
-  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(left < 16 ? (const void*)first : p));
-  parts[0] = (vec::F)_mm256_slli_epi32(pairs, 16);
-  parts[1] = (vec::F)_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000)));
-}
+inline void open(vec::Words words, __m512bh* parts) { parts[0] = (__m512bh)words; }
 #endif
 
-// Numbers that a row of K is padded to, with zeros, when it is opened as a whole.
 template <class T>
-int64_t opened_size(int64_t K) {
-  return (K + kStep<T> - 1) / kStep<T> * kStep<T>;
+using Register = typename Operands<T>::Type::Register;
+
+// The bfloat16 at even places as floats and those at odd places: an instruction each.
+inline void open(vec::Words words, vec::F* parts) {
+  parts[0] = (vec::F)((vec::U)words << 16);
+  parts[1] = (vec::F)((vec::U)words & 0xffff0000u);
 }
 
+// Registers that numbers are opened into at a time, and how many numbers these are.
 template <class T>
-void open_row(const T* from, float* to, int64_t K) {
+constexpr int64_t kStep = std::is_same_v<T, c10::BFloat16> ? 2 * vec::kLanes : vec::kLanes;
+template <class T>
+constexpr int kParts = kStep<T> / Operands<T>::Type::kNumbers;
+
+// Opens the first `left` of kStep numbers, zero beyond. Their order is the same for all rows.
+template <class T>
+inline void open(const T* p, int64_t left, Register<T>* parts) {
+  if constexpr (std::is_same_v<T, c10::BFloat16>) {
+    vec::Words words{};
+    std::memcpy(&words, p, left < kStep<T> ? left * sizeof(T) : sizeof words);
+    open(words, parts);
+  } else {
+    parts[0] = left < kStep<T> ? vec::load(p, left) : vec::load(p);
+  }
+}
+
+// Rows of w as they are.
+template <class T>
+struct Plain {
+  using Number = T;
+  // 6 x 4 sums of 32 registers, or 3 x 4 of 16, leave some for the operands.
+  static constexpr int kRows = vec::kLanes == 16 ? 6 : 3;
+  static constexpr int kParts = product::kParts<T>;
+  const T* rows;
+  int64_t K;
+
+  template <int ROW>
+  ALWAYS_INLINE void open(int64_t k, int64_t left, Register<T>* parts) const {
+    product::open(rows + ROW * K + k, left, parts);
+  }
+};
+
+#if defined(PACKED_MATRICES)
+// Rows of a packed tile.
+struct Packed {
+  using Number = c10::BFloat16;
+  static constexpr int kRows = vec::kLanes == 16 ? 4 : 3;  // unpacking needs registers too
+  static constexpr int kParts = 2 * product::kParts<Number>;
+  const uint8_t* tile;
+  packed::Bytes table;
+  const packed::Listed* next;
+
+  template <int ROW>
+  ALWAYS_INLINE void open(int64_t k, int64_t, Register<Number>* parts) {
+    vec::Words words[2];
+    const uint32_t begin = packed::kRows * k + ROW * packed::kBlock;
+    packed::unpack<ROW>(tile + k / packed::kBlock * packed::kBlockBytes, table, begin, next, words);
+    product::open(words[0], parts);
+    product::open(words[1], parts + product::kParts<Number>);
+  }
+};
+
+constexpr int64_t kMostPacked = Packed::kRows;  // rows of x up to which unpacking costs less than it saves
+#endif
+
+// The numbers that W opens at a time, and the lines of memory in which these are of all its rows.
+template <class W>
+constexpr int64_t kColumns = W::kParts * Operands<typename W::Number>::Type::kNumbers;
+template <class W>
+constexpr int kLines = kWide * kColumns<W> * sizeof(typename W::Number) / kLine;
+#if defined(PACKED_MATRICES)
+template <>
+constexpr int kLines<Packed> = packed::kBlockBytes / kLine;
+#endif
+
+// Numbers that a row of x is padded to, with zeros, when it is opened as a whole: a multiple of all kColumns.
+constexpr int64_t kPadding = packed::kBlock;
+
+template <class T, class X>
+void open_row(const T* from, X* to, int64_t K, int64_t size) {
+  std::fill(to + K / kStep<T> * kStep<T>, to + size, X(0.0f));
   for (int64_t k = 0; k < K; k += kStep<T>) {
-    vec::F parts[kParts<T>];
+    Register<T> parts[kParts<T>];
     open(from + k, K - k, parts);
-    for (int i = 0; i < kParts<T>; i++) vec::store(to + k + i * vec::kLanes, parts[i]);
+    std::memcpy(to + k, parts, sizeof parts);
   }
 }
 
 // Sums of ROWS x 4 products over K. The rows of x are opened and `stride` apart. At each step LINES more lines are
 // fetched from `ahead`.
-template <int ROWS, int LINES, class T>
-inline void tile(const float* x, int64_t stride, const T* w, int64_t K, const char* ahead, float (*out)[kWide]) {
-  vec::F sums[ROWS][kWide] = {};
+template <int ROWS, int LINES, class W, class X>
+void tile(const X* x, int64_t stride, W w, int64_t K, const char* ahead, float (*out)[kWide]) {
+  using O = typename Operands<typename W::Number>::Type;
+  typename O::Sums sums[ROWS][kWide] = {};
   const auto step = [&](int64_t k, int64_t left) ALWAYS_INLINE {
     vec::unroll<LINES>([&](auto i) ALWAYS_INLINE { __builtin_prefetch(ahead + i * kLine); });
     ahead += LINES * kLine;
     vec::unroll<kWide>([&](auto n) ALWAYS_INLINE {
-      vec::F parts[kParts<T>];
-      open(w + n * K + k, left, parts);
-      vec::unroll<kParts<T>>([&](auto i) ALWAYS_INLINE {
+      typename O::Register parts[W::kParts];
+      w.template open<n>(k, left, parts);
+      vec::unroll<W::kParts>([&](auto i) ALWAYS_INLINE {
         vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
-          sums[m][n] += vec::load(x + m * stride + k + i * vec::kLanes) * parts[i];
+          sums[m][n] = O::add(sums[m][n], O::load(x + m * stride + k + i * O::kNumbers), parts[i]);
         });
       });
     });
   };
   int64_t k = 0;
-  for (; k + kStep<T> <= K; k += kStep<T>) step(k, kStep<T>);
+  for (; k + kColumns<W> <= K; k += kColumns<W>) step(k, kColumns<W>);
   if (k < K) step(k, K - k);
-  vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE { vec::sum4(out[m], sums[m][0], sums[m][1], sums[m][2], sums[m][3]); });
-}
-
-// What rows of x are multiplied with rows of w as.
-template <class T>
-struct Opened {
-  using Type = float;
-};
-
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-template <>
-struct Opened<c10::BFloat16> {
-  using Type = c10::BFloat16;
-};
-
-template <>
-constexpr int kParts<c10::BFloat16> = 2;
-
-inline void open_row(const c10::BFloat16* from, c10::BFloat16* to, int64_t K) {
-  std::fill(std::copy(from, from + K, to), to + opened_size<c10::BFloat16>(K), c10::BFloat16(0.0f));
-}
-
-template <int ROWS, int LINES, class T>
-inline void tile(const c10::BFloat16* x, int64_t stride, const T* w, int64_t K, const char* ahead,
-                 float (*out)[kWide]) {
-  __m512 sums[ROWS][kWide] = {};
-  for (int64_t k = 0; k < K; k += 32) {
-    const __mmask32 mask = K - k >= 32 ? ~__mmask32(0) : (__mmask32(1) << (K - k)) - 1;
-    vec::unroll<LINES>([&](auto i) ALWAYS_INLINE { __builtin_prefetch(ahead + i * kLine); });
-    ahead += LINES * kLine;
-    __m512bh wide[kWide];
-    vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { wide[n] = (__m512bh)_mm512_maskz_loadu_epi16(mask, w + n * K + k); });
-    vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
-      const __m512bh row = (__m512bh)_mm512_loadu_si512(x + m * stride + k);
-      vec::unroll<kWide>([&](auto n) ALWAYS_INLINE { sums[m][n] = _mm512_dpbf16_ps(sums[m][n], row, wide[n]); });
-    });
-  }
   vec::unroll<ROWS>([&](auto m) ALWAYS_INLINE {
     vec::sum4(out[m], (vec::F)sums[m][0], (vec::F)sums[m][1], (vec::F)sums[m][2], (vec::F)sums[m][3]);
   });
 }
-#endif
 
 // `tile` by its rows less one.
-template <int LINES, class X, class T>
-constexpr void (*kTiles[])(const X*, int64_t, const T*, int64_t, const char*, float (*)[kWide]) = {
-    tile<1, LINES, T>, tile<2, LINES, T>, tile<3, LINES, T>, tile<4, LINES, T>, tile<5, LINES, T>, tile<6, LINES, T>};
+template <int LINES, class W, class X>
+constexpr void (*kTiles[])(const X*, int64_t, W, int64_t, const char*, float (*)[kWide]) = {
+    tile<1, LINES, W, X>, tile<2, LINES, W, X>, tile<3, LINES, W, X>,
+    tile<4, LINES, W, X>, tile<5, LINES, W, X>, tile<6, LINES, W, X>};
 
 // Adds `bias` to sums [rows] and rounds them into y, whose rows are N apart.
 template <class T>
@@ -144,14 +186,15 @@ inline void round(const float (*sums)[kWide], int64_t rows, const T* bias, T* y,
 // The products of two rows, added up in the order of `tile`.
 template <class T>
 inline float dot(const T* x, const T* w, int64_t K) {
-  vec::F sums{};
+  using O = typename Operands<T>::Type;
+  typename O::Sums sums{};
   for (int64_t k = 0; k < K; k += kStep<T>) {
-    vec::F a[kParts<T>], b[kParts<T>];
+    Register<T> a[kParts<T>], b[kParts<T>];
     open(x + k, K - k, a);
     open(w + k, K - k, b);
-    for (int i = 0; i < kParts<T>; i++) sums += a[i] * b[i];
+    for (int i = 0; i < kParts<T>; i++) sums = O::add(sums, a[i], b[i]);
   }
-  return vec::sum(sums);
+  return vec::sum((vec::F)sums);
 }
 
 // Up to three columns that are left over when 4 does not divide N.
@@ -164,29 +207,48 @@ void leftover(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
 
 template <class T>
 void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N, int64_t K) {
-  using X = typename Opened<T>::Type;
-  constexpr int kLines = kWide * kStep<T> * sizeof(T) / kLine;
-  const int64_t passes = (M + kMaxRows - 1) / kMaxRows, most = (M + passes - 1) / passes;
-  // Passes over the same rows of w share what is to be fetched, so that memory is as busy in one as in the next.
-  const int sharing = std::min(kLines, passes >= 4 ? 4 : passes >= 2 ? 2 : 1);
-  const auto* fetching = sharing == 1   ? kTiles<kLines, X, T>
-                         : sharing == 2 ? kTiles<kLines / 2, X, T>
-                                        : kTiles<kLines / 4, X, T>;
-  const int64_t size = opened_size<T>(K), tiles = N / kWide, share = kWide * K * int64_t(sizeof(T)) / sharing;
+  using X = typename Operands<T>::Type::Number;
+  const int64_t size = (K + kPadding - 1) / kPadding * kPadding, tiles = N / kWide;
   const std::unique_ptr<X[]> rows(new X[M * size]);
-  for (int64_t m = 0; m < M; m++) open_row(x + m * K, &rows[m * size], K);
-  parallel::Pool::get().reads({reinterpret_cast<const char*>(w), N * K * int64_t(sizeof(T))});
-  parallel::loop(tiles, double(K) * (2.5e-4 + 4e-5 * double(M)), [&](int64_t i) {
-    const int64_t n = i * kWide;
+  for (int64_t m = 0; m < M; m++) open_row(x + m * K, &rows[m * size], K, size);
+  // All columns of a tile of w, which has `bytes` from `begin` on.
+  const auto products = [&](int64_t i, const auto& tile, const void* begin, int64_t bytes) {
+    using W = std::decay_t<decltype(tile)>;
+    const int64_t passes = (M + W::kRows - 1) / W::kRows, most = (M + passes - 1) / passes, n = i * kWide;
+    // Passes over the same rows of w share what is to be fetched, so that memory is as busy in one as in the next.
+    const int sharing = passes >= 4 ? 4 : passes >= 2 ? 2 : 1;
+    const auto* fetching = sharing == 1   ? kTiles<kLines<W>, W, X>
+                           : sharing == 2 ? kTiles<kLines<W> / 2, W, X>
+                                          : kTiles<kLines<W> / 4, W, X>;
     float sums[kMaxRows][kWide];
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t m = pass * most, count = std::min(most, M - m);
-      const auto multiply = (pass < sharing ? fetching : kTiles<0, X, T>)[count - 1];
-      const char* ahead = reinterpret_cast<const char*>(w + n * K) + kAhead + pass * share;
-      multiply(&rows[m * size], size, w + n * K, K, ahead, sums);
+      const auto multiply = (pass < sharing ? fetching : kTiles<0, W, X>)[count - 1];
+      const char* ahead = static_cast<const char*>(begin) + kAhead + bytes / sharing * pass;
+      multiply(&rows[m * size], size, tile, K, ahead, sums);
       round(sums, count, bias ? bias + n : bias, y + m * N + n, N);
     }
-  });
+  };
+  const auto plain = [&](int64_t i) {
+    const T* from = w + i * kWide * K;
+    products(i, Plain<T>{from, K}, from, kWide * K * sizeof(T));
+  };
+  const auto loop = [&](const void* begin, int64_t bytes, const auto& body) {
+    parallel::Pool::get().reads({static_cast<const char*>(begin), bytes});
+    parallel::loop(tiles, double(K) * (2.5e-4 + 4e-5 * double(M)), body);
+  };
+#if defined(PACKED_MATRICES)
+  if constexpr (std::is_same_v<T, c10::BFloat16>)
+    if (const packed::Matrix* matrix = M <= kMostPacked ? packed::Matrices::get().find(w, N, K) : nullptr) {
+      loop(matrix->tile(0), matrix->bytes(), [&](int64_t i) {
+        const uint8_t* from = matrix->tile(i);
+        const Packed tile{from, packed::repeat(matrix->tables[i].data()), &matrix->lists[matrix->begins[i]]};
+        products(i, tile, from, matrix->tile_bytes());
+      });
+      return leftover(x, w, bias, y, M, N, K, tiles * kWide);
+    }
+#endif
+  loop(w, tiles * kWide * K * int64_t(sizeof(T)), plain);
   leftover(x, w, bias, y, M, N, K, tiles * kWide);
 }
 

@@ -11,6 +11,7 @@
 #include "custom_call.h"
 #include "gemm.h"
 #include "linear.h"
+#include "packed.h"
 #include "parallel.h"
 #include "pointwise.h"
 #include "prefill.h"
@@ -114,6 +115,18 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
              out.mutable_data_ptr<T>(), rows.size(0), matrix.size(0), rows.size(1));
   });
   return out;
+}
+
+// Packs a weight into the beginning of `memory`, for products of few rows as long as it lives unchanged. Returns the bytes
+// that are taken: none if it is no matrix of numbers that can be packed.
+int64_t pack(const Tensor& weight, const Tensor& memory) {
+  TORCH_CHECK(memory.scalar_type() == at::kByte && memory.is_contiguous(), "pack: memory is contiguous and of bytes");
+  if (weight.scalar_type() != at::kBFloat16 || weight.dim() != 2 || !weight.is_contiguous()) return 0;
+  auto matrix = packed::pack(weight, memory);
+  if (!matrix) return 0;
+  const int64_t bytes = matrix->bytes();
+  packed::Matrices::get().add(std::move(*matrix), weight.const_data_ptr());
+  return bytes;
 }
 
 // The threads with which PyTorch would widen a large vocabulary go on spinning for milliseconds, and take the cores from
@@ -460,6 +473,7 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("embedding(Tensor ids, Tensor table) -> Tensor");
   library.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   library.def("logits(Tensor hidden, Tensor weight) -> Tensor");
+  library.def("pack(Tensor weight, Tensor(a!) memory) -> int");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
@@ -486,6 +500,7 @@ TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
   library.impl("embedding", &embedding);
   library.impl("linear", &linear);
   library.impl("logits", &logits);
+  library.impl("pack", &pack);
   library.impl("rms_norm", &rms_norm);
   library.impl("add_rms_norm", &add_rms_norm);
   library.impl("rope", &rope);

@@ -37,6 +37,7 @@ using F = float __attribute__((vector_size(4 * kLanes)));
 using I = int32_t __attribute__((vector_size(4 * kLanes)));
 using U = uint32_t __attribute__((vector_size(4 * kLanes)));
 using U16 = uint16_t __attribute__((vector_size(2 * kLanes)));
+using Words = uint16_t __attribute__((vector_size(4 * kLanes)));
 
 inline F splat(float x) { return x - F{}; }
 

@@ -27,7 +27,8 @@ from vllm_neuron.engine.precompile import Compile, precompiled
 from vllm_neuron.engine.progress import GraphReady, Report, warm_up_progress
 from vllm_neuron.engine.queue import DeviceQueue
 from vllm_neuron.engine.sampled_inputs import SampledInputBuilder, SampledInputs, feed, input_builder
-from vllm_neuron.kernels.dispatch import fp8_cache_warning
+from vllm_neuron.kernels.dispatch import fp8_cache_warning, prepare_weights
+from vllm_neuron.kv_cache.budget import host_memory_available
 from vllm_neuron.kv_cache.layout import cache_dtype, layer_shapes
 from vllm_neuron.models.model import LayerOutputs, Model, StepOutputs
 from vllm_neuron.routes.route import Executable, Placed, Route
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 STEPS_UNDER_WAY = 2
 """Where steps are asynchronous: one runs, and one is prepared or waits."""
+_PREPARED_FRACTION = 8
+"""One in so many bytes that the host has left may be taken for a second form of the weights."""
 
 
 @dataclass
@@ -121,6 +124,7 @@ class GraphExecutor:
         # In the order of the table, as they are traced: a route may go by position.
         ordered = {name: weights[name] for name in model.weight_table}
         self._weights: Placed = route.place_weights({**ordered, **model.constants})
+        self._unprepared = tuple(ordered.values()) if config.cpu_mode else ()
         self._compiler: GraphCompiler | None = None
         self._kv_cache: Placed | None = None
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
@@ -170,6 +174,10 @@ class GraphExecutor:
             JobFailedError: a process could not compile a graph, or took too long.
         """
         start = time.monotonic()
+        # After the KV cache, whose size follows from the memory that is free.
+        room = host_memory_available() // (_PREPARED_FRACTION * self._config.tensor_parallel_size)
+        prepare_weights(kernels_of(self._config), self._unprepared, room)
+        self._unprepared = ()
         with (
             precompiled(self._graph_compiler, self.graphs, report) as compile_graph,
             warm_up_progress(len(self.graphs)) if report is None else nullcontext(report) as show,
