@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -35,8 +36,10 @@ constexpr int64_t kListed = 512;             // of so many numbers one may be in
 #define PACKED_MATRICES 1
 #endif
 
+constexpr uint8_t kCodes = 16;
+
 // First bytes by their codes.
-using Table = std::array<uint8_t, 16>;
+using Table = std::array<uint8_t, kCodes>;
 
 // A number that is not as its code says.
 struct Listed {
@@ -97,34 +100,46 @@ ALWAYS_INLINE inline void unpack(const uint8_t* block, Bytes table, uint32_t beg
   }
 }
 
-// Where in a register of bytes the number of column k of a block is, so that `unpack` interleaves them in order.
-inline int64_t place(int64_t k) {
-  constexpr int64_t kHalf = kBlock / 2;
-  return k % kHalf / 8 * 16 + k / kHalf * 8 + k % 8;
+// Calls f(byte, column) for each column of a block and the byte of a register where its number is, for `unpack`.
+template <class Function>
+ALWAYS_INLINE inline void interleave(const Function& f) {
+  for (int64_t byte = 0; byte < kBlock; byte++) f(byte, byte % 16 / 8 * (kBlock / 2) + byte / 16 * 8 + byte % 8);
 }
 
 // Packs the numbers [kRows, K] of a tile.
 inline void pack(const uint16_t* numbers, int64_t K, uint8_t* to, Table& table, std::vector<Listed>& list) {
-  std::array<int, 256> counts{}, codes;
-  std::array<uint8_t, 256> firsts;
-  for (int64_t i = 0; i < kRows * K; i++) counts[numbers[i] >> 8]++;
+  std::array<std::array<int, 256>, kRows> by_row{};  // each of its own, as a number often has the first byte of the last
+  for (int64_t k = 0; k < K; k++)
+    vec::unroll<kRows>([&](auto row) ALWAYS_INLINE { by_row[row][numbers[row * K + k] >> 8]++; });
+  std::array<int, 256> counts{};
+  for (const auto& row : by_row) std::transform(row.begin(), row.end(), counts.begin(), counts.begin(), std::plus<>());
+  std::array<uint8_t, 256> firsts, codes;
   std::iota(firsts.begin(), firsts.end(), 0);
-  std::stable_sort(firsts.begin(), firsts.end(), [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
-  std::copy_n(firsts.begin(), table.size(), table.begin());
-  codes.fill(-1);
-  for (size_t code = 0; code < table.size(); code++) codes[table[code]] = int(code);
+  std::partial_sort_copy(firsts.begin(), firsts.end(), table.begin(), table.end(),
+                         [&](uint8_t a, uint8_t b) { return counts[a] > counts[b]; });
+  codes.fill(kCodes);
+  for (uint8_t code = 0; code < kCodes; code++) codes[table[code]] = code;
 
-  std::fill_n(to, (K + kBlock - 1) / kBlock * kBlockBytes, 0);
-  for (int64_t k = 0; k < K; k += kBlock)
-    for (int64_t row = 0; row < kRows; row++)
-      for (int64_t i = 0; i < std::min(kBlock, K - k); i++) {
-        const uint16_t number = numbers[row * K + k + i];
-        const int code = codes[number >> 8];
-        if (code < 0) list.push_back({uint32_t(k * kRows + row * kBlock + i), number});
-        uint8_t* bytes = to + k / kBlock * kBlockBytes + place(i);
-        bytes[row / 2 * kBlock] |= std::max(code, 0) << (row % 2 * 4);
-        bytes[(2 + row) * kBlock] = uint8_t(number);
+  for (int64_t k = 0; k < K; k += kBlock, to += kBlockBytes) {
+    const int64_t count = std::min(kBlock, K - k);
+    uint8_t code[kRows][kBlock] = {};
+    for (int64_t row = 0; row < kRows; row++) {
+      uint16_t block[kBlock] = {};
+      std::copy_n(numbers + row * K + k, count, block);
+      for (int64_t i = 0; i < count; i++) {
+        code[row][i] = codes[block[i] >> 8];
+        if (__builtin_expect(code[row][i] == kCodes, 0)) {
+          list.push_back({uint32_t(k * kRows + row * kBlock + i), block[i]});
+          code[row][i] = 0;
+        }
       }
+      interleave([&](int64_t byte, int64_t i) { to[(2 + row) * kBlock + byte] = uint8_t(block[i]); });
+    }
+    for (int64_t pair = 0; pair < kRows / 2; pair++)
+      interleave([&](int64_t byte, int64_t i) {
+        to[pair * kBlock + byte] = code[2 * pair][i] | code[2 * pair + 1][i] << 4;
+      });
+  }
   list.push_back({UINT32_MAX, 0});
 }
 #endif

@@ -1,5 +1,6 @@
 """The executor on the real routes: steps, padding, and warm starts, with a tiny model."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,19 @@ def test_warm_start_compiles_nothing_and_gives_the_same(started: tuple[GraphExec
     second = start(first._config, root)
     assert (second.statistics.compiled, second.statistics.cached) == (0, len(second.graphs))
     assert torch.equal(prefill(second, BLOCKS, 40), prefill(first, BLOCKS, 40))
+
+
+@pytest.mark.parametrize("backend", ["neuron_native", "vllm_neuron"])
+@pytest.mark.parametrize("twins", [False, True], ids=["kernels", "twins"])
+def test_weights_are_packed_at_warm_up_for_the_cpp_kernels_alone(
+    backend: str, twins: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolved = resolved_config(backend, twins)
+    route, cache = select_route(backend, CPU), CompileCache(CacheFolders(local=tmp_path), backend)
+    weights = {name: weight.bfloat16() for name, weight in random_weights(MODEL).items()}
+    with caplog.at_level(logging.INFO, "vllm_neuron"):
+        made = GraphExecutor(MODEL, resolved, route, cache, weights, torch.bfloat16, graphs=())
+        made.allocate_kv_cache(NUM_BLOCKS)
+        assert "Packed" not in caplog.text  # The size of a KV cache follows from the memory that is free before.
+        made.warm_up(lambda ready: None)
+    assert ("Packed weights into" in caplog.text) is not twins
