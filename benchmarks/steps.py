@@ -69,9 +69,9 @@ def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int)
     meta = [pytree.tree_map(lambda t: torch.empty_like(t, device="meta"), tree) for tree in (weights, inputs)]
     executable = compiled(compiler, "step", model.step, meta[0], cache, meta[1])
     placed, held = compiler.place_weights(weights), compiler.allocate_kv_cache(shapes, held_as)
-    pack(tuple(weights.values()), 2**30)
+    copies = pack(tuple(weights.values()), 2**30)
 
-    def run() -> None:
+    def run(_copies: object = copies) -> None:
         nonlocal held
         _, held = executable(placed, held, inputs)
 

@@ -176,16 +176,22 @@ def fp8_cache_warning(selection: Selection) -> str | None:
     return f"NKI kernels do not take an FP8 KV cache yet. What computes instead: {left}."
 
 
-def prepare_weights(selection: Selection, weights: Sequence[torch.Tensor], room: int) -> None:
+def prepare_weights(selection: Selection, weights: Sequence[torch.Tensor], room: int) -> object:
     """Make what the kernels of a selection want to have besides the weights themselves.
 
     Args:
         selection: the kernels that are going to read them.
         weights: in the order in which a step reads them. Nobody may write to them any more.
         room: bytes of host memory that it may take.
+
+    Returns:
+        what owns it: it is used as long as that lives.
     """
-    if KernelSet.CPU in selection.sets:
+    return (
         import_module("vllm_neuron.kernels.cpu.packing").pack(weights, room)
+        if KernelSet.CPU in selection.sets
+        else None
+    )
 
 
 def _without_nki(selection: Selection, op: str) -> KernelSet:

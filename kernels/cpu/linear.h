@@ -239,7 +239,7 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
   };
 #if defined(PACKED_MATRICES)
   if constexpr (std::is_same_v<T, c10::BFloat16>)
-    if (const packed::Matrix* matrix = M <= kMostPacked ? packed::Matrices::get().find(w, N, K) : nullptr) {
+    if (const auto matrix = M <= kMostPacked ? packed::Matrices::get().find(w, N, K) : nullptr) {
       loop(matrix->tile(0), matrix->bytes(), [&](int64_t i) {
         const uint8_t* from = matrix->tile(i);
         const Packed tile{from, packed::repeat(matrix->tables[i].data()), &matrix->lists[matrix->begins[i]]};

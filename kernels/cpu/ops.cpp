@@ -117,18 +117,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   return out;
 }
 
-// Packs a weight into the beginning of `memory`, for products of few rows as long as it lives unchanged. Returns the bytes
-// that are taken: none if it is no matrix of numbers that can be packed.
-int64_t pack(const Tensor& weight, const Tensor& memory) {
-  TORCH_CHECK(memory.scalar_type() == at::kByte && memory.is_contiguous(), "pack: memory is contiguous and of bytes");
-  if (weight.scalar_type() != at::kBFloat16 || weight.dim() != 2 || !weight.is_contiguous()) return 0;
-  auto matrix = packed::pack(weight, memory);
-  if (!matrix) return 0;
-  const int64_t bytes = matrix->bytes();
-  packed::Matrices::get().add(std::move(*matrix), weight.const_data_ptr());
-  return bytes;
-}
-
 // The threads with which PyTorch would widen a large vocabulary go on spinning for milliseconds, and take the cores from
 // the kernels that follow.
 Tensor logits(const Tensor& hidden, const Tensor& weight) {
@@ -473,7 +461,6 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("embedding(Tensor ids, Tensor table) -> Tensor");
   library.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   library.def("logits(Tensor hidden, Tensor weight) -> Tensor");
-  library.def("pack(Tensor weight, Tensor(a!) memory) -> int");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("rope(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
@@ -489,6 +476,7 @@ TORCH_LIBRARY(vllm_neuron_cpu, library) {
   library.def("log_sum_exp(Tensor x) -> Tensor");
   library.def("mask_logits(Tensor logits, Tensor mask) -> Tensor");
   library.def("take_failure() -> str", &custom_call::take_failure);
+  library.class_<packed::Copies>("Copies").def(torch::init<>()).def("add", &packed::Copies::add);
   library.class_<program::Place>("Place").def(torch::init<int64_t, std::optional<int64_t>>());
   library.class_<program::Program>("Program")
       .def(torch::init<>())
@@ -500,7 +488,6 @@ TORCH_LIBRARY_IMPL(vllm_neuron_cpu, CPU, library) {
   library.impl("embedding", &embedding);
   library.impl("linear", &linear);
   library.impl("logits", &logits);
-  library.impl("pack", &pack);
   library.impl("rms_norm", &rms_norm);
   library.impl("add_rms_norm", &add_rms_norm);
   library.impl("rope", &rope);

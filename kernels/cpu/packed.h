@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -171,7 +173,7 @@ inline std::optional<Matrix> pack(const at::Tensor& weight, const at::Tensor& me
 #endif
 }
 
-// Packed matrices by the addresses of their originals, as long as these live.
+// Packed matrices by the addresses of their originals, as long as both live.
 class Matrices {
  public:
   static Matrices& get() {
@@ -179,24 +181,43 @@ class Matrices {
     return *matrices;
   }
 
-  void add(Matrix matrix, const void* original) {
+  void add(const void* original, const std::shared_ptr<const Matrix>& matrix) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto i = matrices_.begin(); i != matrices_.end();)
-      i = i->second.original.expired() ? matrices_.erase(i) : std::next(i);
-    matrices_.insert_or_assign(original, std::move(matrix));
+    for (auto i = matrices_.begin(); i != matrices_.end();) i = i->second.expired() ? matrices_.erase(i) : std::next(i);
+    matrices_[original] = matrix;
   }
 
-  const Matrix* find(const void* original, int64_t rows, int64_t columns) {
+  std::shared_ptr<const Matrix> find(const void* original, int64_t rows, int64_t columns) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = matrices_.find(original);
-    if (found == matrices_.end() || found->second.original.expired()) return nullptr;
-    const Matrix& matrix = found->second;
-    return matrix.rows == rows / kRows * kRows && matrix.columns == columns ? &matrix : nullptr;
+    if (found == matrices_.end()) return nullptr;
+    auto matrix = found->second.lock();
+    const bool same = matrix && !matrix->original.expired() && matrix->rows == rows / kRows * kRows && matrix->columns == columns;
+    return same ? matrix : nullptr;
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<const void*, Matrix> matrices_;
+  std::unordered_map<const void*, std::weak_ptr<const Matrix>> matrices_;
+};
+
+// Copies of some weights, which products of few rows use as long as this lives.
+class Copies : public torch::CustomClassHolder {
+ public:
+  // Packs a weight into the beginning of `memory`. Returns the bytes that are taken: none if it is no matrix of numbers that
+  // can be packed. Nobody may write to either any more.
+  int64_t add(const at::Tensor& weight, const at::Tensor& memory) {
+    TORCH_CHECK(memory.scalar_type() == at::kByte && memory.is_contiguous(), "memory is contiguous and of bytes");
+    if (weight.scalar_type() != at::kBFloat16 || weight.dim() != 2 || !weight.is_contiguous()) return 0;
+    auto matrix = pack(weight, memory);
+    if (!matrix) return 0;
+    matrices_.push_back(std::make_shared<const Matrix>(std::move(*matrix)));
+    Matrices::get().add(weight.const_data_ptr(), matrices_.back());
+    return matrices_.back()->bytes();
+  }
+
+ private:
+  std::vector<std::shared_ptr<const Matrix>> matrices_;
 };
 
 }  // namespace packed

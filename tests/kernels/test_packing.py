@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import mmap
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +22,18 @@ def memory_for(weight: torch.Tensor) -> torch.Tensor:
     return torch.empty(2 * weight.numel() + 2048 * weight.shape[0], dtype=torch.uint8)
 
 
-def packs(weight: torch.Tensor) -> bool:
-    return bool(torch.ops.vllm_neuron_cpu.pack(weight, memory_for(weight)))
+@pytest.fixture
+def copies() -> Any:
+    return torch.classes.vllm_neuron_cpu.Copies()
+
+
+def packs(copies: Any, weight: torch.Tensor) -> bool:
+    return bool(copies.add(weight, memory_for(weight)))
 
 
 needs_packing = pytest.mark.skipif(
-    not packs(torch.zeros(4, 64, dtype=torch.bfloat16)), reason="this CPU has no instructions to unpack with"
+    not packs(torch.classes.vllm_neuron_cpu.Copies(), torch.zeros(4, 64, dtype=torch.bfloat16)),
+    reason="this CPU has no instructions to unpack with",
 )
 
 
@@ -41,53 +48,53 @@ def erase(weight: torch.Tensor) -> None:
 
 @needs_packing
 @pytest.mark.parametrize("shape", [(576, 1536), (960, 576), (4, 64), (7, 37), (130, 33), (64, 1), (66, 100)], ids=str)
-def test_no_bit_of_a_product_changes(shape: tuple[int, int]) -> None:
+def test_no_bit_of_a_product_changes(copies: Any, shape: tuple[int, int]) -> None:
     weight, bias = random(*shape), random(shape[0], seed=1)
     rows = [random(count, shape[1], seed=count) for count in range(1, 10)]
     expected = [ops.linear(x, weight, bias) for x in rows]
-    assert packs(weight)
+    assert packs(copies, weight)
     for x, wanted in zip(rows, expected, strict=True):
         assert torch.equal(ops.linear(x, weight, bias), wanted)
 
 
 @needs_packing
-def test_every_number_comes_back() -> None:
+def test_every_number_comes_back(copies: Any) -> None:
     """Finite numbers of all magnitudes among usual ones, so that tiles have some whose first bytes have no code."""
     finite = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16)
     eye = torch.eye(576).bfloat16()
     for numbers in finite[finite.isfinite()].split(4096):
         weight = random(4096, 576)
         weight[: numbers.numel(), 100] = numbers
-        assert packs(weight)
+        assert packs(copies, weight)
         for k in (0, 100, 575):
             assert torch.equal(ops.linear(eye[k : k + 1], weight)[0], weight[:, k])
 
 
 @needs_packing
-def test_numbers_without_any_order_are_left_as_they_are() -> None:
+def test_numbers_without_any_order_are_left_as_they_are(copies: Any) -> None:
     numbers = torch.randint(0, 0x7F00, (64, 64), generator=torch.Generator().manual_seed(0))
     weight = numbers.to(torch.uint16).view(torch.bfloat16)
-    assert not packs(weight)
+    assert not packs(copies, weight)
     assert torch.equal(ops.linear(torch.eye(64).bfloat16()[:1], weight)[0], weight[:, 0])
 
 
 @needs_packing
 @pytest.mark.parametrize("rows", [1, 2])
-def test_few_rows_read_the_copy_and_many_the_weight(rows: int) -> None:
+def test_few_rows_read_the_copy_and_many_the_weight(copies: Any, rows: int) -> None:
     weight, x = random(64, 128), random(9, 128, seed=1)
     expected = ops.linear(x[:rows], weight)
-    assert packs(weight)
+    assert packs(copies, weight)
     erase(weight)
     assert torch.equal(ops.linear(x[:rows], weight), expected)
     assert not ops.linear(x, weight).any()
 
 
 @needs_packing
-def test_a_copy_ends_with_its_weight_wherever_the_next_one_lies() -> None:
+def test_a_copy_ends_with_its_weight_wherever_the_next_one_lies(copies: Any) -> None:
     piece = mmap.mmap(-1, 64 * 128 * 2)
     first = torch.frombuffer(piece, dtype=torch.bfloat16).view(64, 128)
     first.copy_(random(64, 128))
-    assert packs(first)
+    assert packs(copies, first)
     address = first.data_ptr()
     del first
     second = torch.frombuffer(piece, dtype=torch.bfloat16).view(64, 128)
@@ -98,23 +105,33 @@ def test_a_copy_ends_with_its_weight_wherever_the_next_one_lies() -> None:
 
 
 @needs_packing
-def test_a_part_of_a_weight_has_no_copy() -> None:
+def test_copies_end_with_what_owns_them() -> None:
     weight, x = random(64, 128), random(1, 128, seed=1)
-    assert packs(weight)
+    owner = pack((weight,), ROOM)
+    erase(weight)
+    assert ops.linear(x, weight).any()
+    del owner
+    assert not ops.linear(x, weight).any()
+
+
+@needs_packing
+def test_a_part_of_a_weight_has_no_copy(copies: Any) -> None:
+    weight, x = random(64, 128), random(1, 128, seed=1)
+    assert packs(copies, weight)
     erase(weight)
     assert not ops.linear(x, weight[:32]).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_other_numbers_are_not_packed(dtype: torch.dtype) -> None:
-    assert not packs(random(64, 64).to(dtype))
-    assert not packs(random(64).view(64))
+def test_other_numbers_are_not_packed(copies: Any, dtype: torch.dtype) -> None:
+    assert not packs(copies, random(64, 64).to(dtype))
+    assert not packs(copies, random(64).view(64))
 
 
 @needs_packing
-def test_a_piece_of_memory_too_small_is_left_alone() -> None:
+def test_a_piece_of_memory_too_small_is_left_alone(copies: Any) -> None:
     memory = torch.full((100,), 7, dtype=torch.uint8)
-    assert torch.ops.vllm_neuron_cpu.pack(random(64, 64), memory) == 0
+    assert copies.add(random(64, 64), memory) == 0
     assert bool((memory == 7).all())
 
 
@@ -124,12 +141,12 @@ def test_copies_are_made_where_there_is_room(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "vllm_neuron.kernels.cpu.packing"):
         pack(weights, room=64 * 128 * 3 // 2)
         assert "Weights are not packed: that would need" in caplog.text
-        pack(weights, ROOM)
+        owner = pack(weights, ROOM)
         assert "Packed weights into" in caplog.text
     x = random(1, 128, seed=1)
     expected = ops.linear(x, weights[0].clone())
     erase(weights[0])
-    assert torch.equal(ops.linear(x, weights[0]), expected)
+    assert torch.equal(ops.linear(x, weights[0]), expected) and owner is not None
 
 
 @needs_packing
@@ -144,9 +161,9 @@ def test_a_graph_reads_the_copies(route: Route) -> None:
         return executable(placed, held, inputs)[0].logits.clone()
 
     expected = logits()
-    pack(tuple(weights.values()), ROOM)
+    owner = pack(tuple(weights.values()), ROOM)
     assert torch.equal(logits(), expected)
     for name, weight in weights.items():
         if weight.dim() == 2 and weight.dtype is torch.bfloat16 and "embed" not in name:
             erase(weight)
-    assert torch.equal(logits(), expected)
+    assert torch.equal(logits(), expected) and owner is not None

@@ -125,6 +125,7 @@ class GraphExecutor:
         ordered = {name: weights[name] for name in model.weight_table}
         self._weights: Placed = route.place_weights({**ordered, **model.constants})
         self._unprepared = tuple(ordered.values()) if config.cpu_mode else ()
+        self._prepared: object = None
         self._compiler: GraphCompiler | None = None
         self._kv_cache: Placed | None = None
         self._no_kv_cache: Placed = route.allocate_kv_cache((), dtype)
@@ -176,7 +177,7 @@ class GraphExecutor:
         start = time.monotonic()
         # After the KV cache, whose size follows from the memory that is free.
         room = host_memory_available() // (_PREPARED_FRACTION * self._config.tensor_parallel_size)
-        prepare_weights(kernels_of(self._config), self._unprepared, room)
+        self._prepared = prepare_weights(kernels_of(self._config), self._unprepared, room)
         self._unprepared = ()
         with (
             precompiled(self._graph_compiler, self.graphs, report) as compile_graph,
