@@ -3,8 +3,8 @@
     python -m pytest benchmarks/test_engine.py --benchmark-columns=min,median,rounds
 
 The model has the sizes of SmolLM2-135M in bfloat16 and random weights. Prompts of 128 tokens and 32 new tokens at batch
-1, 8 and 32; a prompt of 900 tokens and one new one; and 16 requests with prompts of 20 to 300 tokens and answers of 8 to
-40, so that prefill and decode take turns.
+1, 8 and 32; a prompt of 900 tokens and one new one; and 16 requests with prompts of 20 to 300 tokens and answers of 8
+to 40, so that prefill and decode take turns.
 """
 
 from collections.abc import Iterator
