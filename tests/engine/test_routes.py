@@ -10,6 +10,7 @@ from tests.engine.fixtures import NUM_BLOCKS, config, random_weights, tiny_model
 from tests.engine.test_executor import BLOCKS, PROMPT, dense_logits, row
 from vllm_neuron.compilation.cache import CacheFolders, CompileCache
 from vllm_neuron.config.resolved import ResolvedConfig
+from vllm_neuron.engine import executor
 from vllm_neuron.engine.executor import GraphExecutor
 from vllm_neuron.routes.route import CPU
 from vllm_neuron.routes.select import select_route
@@ -115,3 +116,19 @@ def test_weights_are_packed_at_warm_up_for_the_cpp_kernels_alone(
         assert "Packed" not in caplog.text  # The size of a KV cache follows from the memory that is free before.
         made.warm_up(lambda ready: None)
     assert ("Packed weights into" in caplog.text) is not twins
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_that_is_only_looked_up_is_not_packed(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[torch.Tensor] = []
+    monkeypatch.setattr(executor, "prepare_weights", lambda _, weights, room: prepared.extend(weights))
+    model = tiny_model(num_hidden_layers=1, tie_word_embeddings=tied)
+    weights, resolved = random_weights(model), resolved_config("neuron_native", False)
+    route, cache = select_route("neuron_native", CPU), CompileCache(CacheFolders(local=tmp_path), "neuron_native")
+    made = GraphExecutor(model, resolved, route, cache, weights, torch.float32, graphs=())
+    made.allocate_kv_cache(NUM_BLOCKS)
+    made.warm_up(lambda ready: None)
+    multiplied = [weight for name, weight in weights.items() if tied or name != "embed"]
+    assert list(map(id, prepared)) == list(map(id, multiplied))

@@ -124,7 +124,8 @@ class GraphExecutor:
         # In the order of the table, as they are traced: a route may go by position.
         ordered = {name: weights[name] for name in model.weight_table}
         self._weights: Placed = route.place_weights({**ordered, **model.constants})
-        self._unprepared = tuple(ordered.values()) if config.cpu_mode else ()
+        multiplied = (ordered[name] for name, spec in model.weight_table.items() if not spec.looked_up)
+        self._unprepared = tuple(multiplied) if config.cpu_mode else ()
         self._prepared: object = None
         self._compiler: GraphCompiler | None = None
         self._kv_cache: Placed | None = None

@@ -79,12 +79,13 @@ def build(architecture: str, config: DenseConfig, rope: RopeTable) -> Model:
 def weight_table(config: DenseConfig) -> WeightTable:
     """Every weight of the model, under flat names such as "layers.0.qkv"."""
     vocab, hidden = config.vocab_size, config.hidden_size
-    table = {"embed": WeightSpec((vocab, hidden), ("vocab", "hidden"), ("model.embed_tokens.weight",))}
+    axes, names = ("vocab", "hidden"), ("model.embed_tokens.weight",)
+    table = {"embed": WeightSpec((vocab, hidden), axes, names, looked_up=not config.tied_embeddings)}
     for layer in range(config.num_layers):
         table |= _layer_table(config, layer)
     table["final_norm"] = WeightSpec((hidden,), ("hidden",), ("model.norm.weight",))
     if not config.tied_embeddings:
-        table["lm_head"] = WeightSpec((vocab, hidden), ("vocab", "hidden"), ("lm_head.weight",))
+        table["lm_head"] = WeightSpec((vocab, hidden), axes, ("lm_head.weight",))
     return table
 
 

@@ -26,12 +26,14 @@ class WeightSpec:
         sources: checkpoint names, concatenated along dimension 0; empty for the scales of the KV cache, whose names
             depend on the tool that wrote them.
         dtype: None means the dtype the model is served in.
+        looked_up: steps read single rows of it, and multiply by none.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     sources: tuple[str, ...]
     dtype: torch.dtype | None = None
+    looked_up: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
