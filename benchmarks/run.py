@@ -29,7 +29,9 @@ from vllm_neuron.reporting.history import Change, Result, changes, last, save
 HERE = Path(__file__).parent
 ROUTES = ("neuron_native", "vllm_neuron")
 SERVER = ("--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024")
-SERVER_BUCKETS = '{"neuron_config": {"num_batched_tokens_buckets": [128, 1024], "num_seqs_buckets": [1, 8, 32]}}'
+SERVER_BUCKETS = json.dumps(
+    {"neuron_config": {"num_batched_tokens_buckets": [128, 256, 512, 1024], "num_seqs_buckets": [1, 8, 32]}}
+)
 LOADS = {
     "decode at concurrency 1": (1, 4, 128, 64, 0.0),
     "decode at concurrency 8": (8, 16, 128, 64, 0.0),
