@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "packed.h"
 #include "parallel.h"
@@ -12,7 +14,6 @@
 namespace product {
 
 constexpr int kWide = 4;  // rows of w at a time: four sums make one store
-constexpr int kMaxRows = 6;  // of x at a time
 using parallel::kLine;
 // Bytes of w that are fetched before their turn. They are fetched in the order of their addresses, which memory likes
 // better than that of their use, from four rows in turn.
@@ -78,13 +79,15 @@ inline void open(const T* p, int64_t left, Register<T>* parts) {
   }
 }
 
-// Rows of w as they are.
+// Rows of w as they are. kRows: of x at a time; kParts: registers that a row is opened into at a time; kLines: of memory,
+// in which these numbers of all rows are.
 template <class T>
 struct Plain {
   using Number = T;
   // 6 x 4 sums of 32 registers, or 3 x 4 of 16, leave some for the operands.
   static constexpr int kRows = vec::kLanes == 16 ? 6 : 3;
   static constexpr int kParts = product::kParts<T>;
+  static constexpr int kLines = kWide * kStep<T> * sizeof(T) / kLine;
   const T* rows;
   int64_t K;
 
@@ -100,6 +103,7 @@ struct Packed {
   using Number = c10::BFloat16;
   static constexpr int kRows = vec::kLanes == 16 ? 4 : 3;  // unpacking needs registers too
   static constexpr int kParts = 2 * product::kParts<Number>;
+  static constexpr int kLines = packed::kBlockBytes / kLine;
   const uint8_t* tile;
   packed::Bytes table;
   const packed::Listed* next;
@@ -117,15 +121,9 @@ struct Packed {
 constexpr int64_t kMostPacked = Packed::kRows;  // rows of x up to which unpacking costs less than it saves
 #endif
 
-// The numbers that W opens at a time, and the lines of memory in which these are of all its rows.
+// The numbers of a row that W opens at a time.
 template <class W>
 constexpr int64_t kColumns = W::kParts * Operands<typename W::Number>::Type::kNumbers;
-template <class W>
-constexpr int kLines = kWide * kColumns<W> * sizeof(typename W::Number) / kLine;
-#if defined(PACKED_MATRICES)
-template <>
-constexpr int kLines<Packed> = packed::kBlockBytes / kLine;
-#endif
 
 // Numbers that a row of x is padded to, with zeros, when it is opened as a whole: a multiple of all kColumns.
 constexpr int64_t kPadding = packed::kBlock;
@@ -167,11 +165,14 @@ void tile(const X* x, int64_t stride, W w, int64_t K, const char* ahead, float (
   });
 }
 
+template <int LINES, class W, class X, int... I>
+constexpr auto tiles_of(std::integer_sequence<int, I...>) {
+  return std::array{tile<I + 1, LINES, W, X>...};
+}
+
 // `tile` by its rows less one.
 template <int LINES, class W, class X>
-constexpr void (*kTiles[])(const X*, int64_t, W, int64_t, const char*, float (*)[kWide]) = {
-    tile<1, LINES, W, X>, tile<2, LINES, W, X>, tile<3, LINES, W, X>,
-    tile<4, LINES, W, X>, tile<5, LINES, W, X>, tile<6, LINES, W, X>};
+constexpr auto kTiles = tiles_of<LINES, W, X>(std::make_integer_sequence<int, W::kRows>{});
 
 // Adds `bias` to sums [rows] and rounds them into y, whose rows are N apart.
 template <class T>
@@ -217,10 +218,10 @@ void few_rows(const T* x, const T* w, const T* bias, T* y, int64_t M, int64_t N,
     const int64_t passes = (M + W::kRows - 1) / W::kRows, most = (M + passes - 1) / passes, n = i * kWide;
     // Passes over the same rows of w share what is to be fetched, so that memory is as busy in one as in the next.
     const int sharing = passes >= 4 ? 4 : passes >= 2 ? 2 : 1;
-    const auto* fetching = sharing == 1   ? kTiles<kLines<W>, W, X>
-                           : sharing == 2 ? kTiles<kLines<W> / 2, W, X>
-                                          : kTiles<kLines<W> / 4, W, X>;
-    float sums[kMaxRows][kWide];
+    const auto& fetching = sharing == 1   ? kTiles<W::kLines, W, X>
+                           : sharing == 2 ? kTiles<W::kLines / 2, W, X>
+                                          : kTiles<W::kLines / 4, W, X>;
+    float sums[W::kRows][kWide];
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t m = pass * most, count = std::min(most, M - m);
       const auto multiply = (pass < sharing ? fetching : kTiles<0, W, X>)[count - 1];

@@ -192,8 +192,8 @@ class Matrices {
     const auto found = matrices_.find(original);
     if (found == matrices_.end()) return nullptr;
     auto matrix = found->second.lock();
-    const bool same = matrix && !matrix->original.expired() && matrix->rows == rows / kRows * kRows && matrix->columns == columns;
-    return same ? matrix : nullptr;
+    if (!matrix || matrix->original.expired()) return nullptr;
+    return matrix->rows == rows / kRows * kRows && matrix->columns == columns ? matrix : nullptr;
   }
 
  private:
@@ -204,8 +204,8 @@ class Matrices {
 // Copies of some weights, which products of few rows use as long as this lives.
 class Copies : public torch::CustomClassHolder {
  public:
-  // Packs a weight into the beginning of `memory`. Returns the bytes that are taken: none if it is no matrix of numbers that
-  // can be packed. Nobody may write to either any more.
+  // Packs a weight into the beginning of `memory`. Returns the bytes that are taken: none if it is no matrix of numbers
+  // that can be packed. Nobody may write to either any more.
   int64_t add(const at::Tensor& weight, const at::Tensor& memory) {
     TORCH_CHECK(memory.scalar_type() == at::kByte && memory.is_contiguous(), "memory is contiguous and of bytes");
     if (weight.scalar_type() != at::kBFloat16 || weight.dim() != 2 || !weight.is_contiguous()) return 0;

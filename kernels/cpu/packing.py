@@ -32,7 +32,9 @@ def pack(weights: Sequence[torch.Tensor], room: int) -> object:
     copies = torch.classes.vllm_neuron_cpu.Copies()
     matrices = [weight for weight in weights if weight.dtype is torch.bfloat16 and weight.dim() == 2]
     needed = sum(_most_bytes(matrix) for matrix in matrices)
-    if not 0 < needed <= room:
+    if not matrices:
+        return copies
+    if needed > room:
         logger.info("Weights are not packed: that would need %.2f GiB, and may take %.2f", needed / 2**30, room / 2**30)
         return copies
     start = time.monotonic()
