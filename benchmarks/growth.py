@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from in_process import engine, time_batch
+from in_process import engine, prompt, time_batch
 
 from vllm_neuron.reporting import page
 from vllm_neuron.reporting.svg import line_chart
@@ -122,7 +122,7 @@ def measure(part: str, route: str, name: str) -> Point:
         **rest,
     )
     buckets = {"num_seqs_buckets": [setup.batch], "num_batched_tokens_buckets": [setup.step]}
-    prompts = [[10 + (31 * row + 17 * i) % 400 for i in range(setup.prompt)] for row in range(setup.batch)]
+    prompts = [prompt(row, setup.prompt) for row in range(setup.batch)]
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         arguments = {

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+BUCKETS = {"neuron_config": {"num_batched_tokens_buckets": [128, 256, 512, 1024], "num_seqs_buckets": [1, 8, 32]}}
+"""additional_config of an engine for up to 32 requests and steps of 1024 tokens."""
 WARM_STEPS = 10
 """Decode steps of a batch that are not timed."""
 
@@ -40,6 +42,11 @@ def engine(model: str, **arguments: Any) -> Iterator[Any]:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def prompt(row: int, tokens: int) -> list[int]:
+    """Token ids that every vocabulary of the benchmarks has, others for each row of a batch."""
+    return [10 + (31 * row + 17 * i) % 400 for i in range(tokens)]
 
 
 def core_of(llm: Any) -> Any:

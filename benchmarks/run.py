@@ -2,7 +2,7 @@
 
     python benchmarks/run.py MODEL_DIR [--only pytest|throughput|serve] [--folder DIR]
 
-- pytest: every benchmarks/test_*.py (steps, host work, bucketing, cache, sampler, kernel estimates);
+- pytest: every benchmarks/test_*.py (steps, batches, host work, bucketing, cache, sampler, kernel estimates);
 - throughput: benchmarks/throughput.py on both routes;
 - serve: vLLM's own `vllm bench serve` against our server, on both routes: decode at concurrency 1, 8 and 32, prefill,
   and a mix of lengths.
@@ -19,6 +19,7 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
+from in_process import BUCKETS
 from rich.console import Console
 
 from vllm_neuron.cli.tables import new_table
@@ -29,9 +30,6 @@ from vllm_neuron.reporting.history import Change, Result, changes, last, save
 HERE = Path(__file__).parent
 ROUTES = ("neuron_native", "vllm_neuron")
 SERVER = ("--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024")
-SERVER_BUCKETS = json.dumps(
-    {"neuron_config": {"num_batched_tokens_buckets": [128, 256, 512, 1024], "num_seqs_buckets": [1, 8, 32]}}
-)
 LOADS = {
     "decode at concurrency 1": (1, 4, 128, 64, 0.0),
     "decode at concurrency 8": (8, 16, 128, 64, 0.0),
@@ -75,7 +73,7 @@ def run_serve(model: str) -> dict[str, Result]:
     found = {}
     for route in ROUTES:
         environment = {"VLLM_NEURON_CPU_MODE": "1", "VLLM_NEURON_BACKEND": route}
-        flags = (*SERVER, "--additional-config", SERVER_BUCKETS, "--no-enable-prefix-caching")
+        flags = (*SERVER, "--additional-config", json.dumps(BUCKETS), "--no-enable-prefix-caching")
         with (
             tempfile.TemporaryDirectory() as folder,
             serving(model, flags, environment, Path(folder) / "serve.log") as server,

@@ -71,7 +71,7 @@ def compiled_step(route: str, model: Model, inputs: StepInputs, num_blocks: int)
     placed, held = compiler.place_weights(weights), compiler.allocate_kv_cache(shapes, held_as)
     copies = pack(tuple(weights.values()), 2**30)
 
-    def run(_copies: object = copies) -> None:
+    def run(_copies: object = copies) -> None:  # which are used as long as they live
         nonlocal held
         _, held = executable(placed, held, inputs)
 

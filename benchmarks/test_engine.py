@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import engine
+from in_process import BUCKETS, engine, prompt
 from steps import SIZES
 from transformers import LlamaConfig
 
@@ -43,9 +43,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             max_num_seqs=32,
             max_num_batched_tokens=1024,
             enable_prefix_caching=False,
-            additional_config={
-                "neuron_config": {"num_seqs_buckets": [1, 8, 32], "num_batched_tokens_buckets": [128, 256, 512, 1024]}
-            },
+            additional_config=BUCKETS,
         ) as made:
             yield made
 
@@ -55,9 +53,7 @@ def test_batch(benchmark: Any, llm: Any, name: str) -> None:
     from vllm import SamplingParams
 
     batch = BATCHES[name]
-    prompts = [
-        {"prompt_token_ids": [10 + (31 * row + 17 * i) % 400 for i in range(n)]} for row, (n, _) in enumerate(batch)
-    ]
+    prompts = [{"prompt_token_ids": prompt(row, tokens)} for row, (tokens, _) in enumerate(batch)]
     sampling = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for _, n in batch]
     outputs = benchmark.pedantic(
         lambda: llm.generate(prompts, sampling, use_tqdm=False), rounds=5 if len(batch) == 1 else 3, warmup_rounds=1
